@@ -1,0 +1,2 @@
+//! The command `hotslice`.
+fn main() {}

@@ -1,0 +1,29 @@
+//! hotslice: a node-local hot cache for the KV-cache slices of LLM inference.
+//!
+//! It keeps hot values in pinned hugepage blocks inside the inference process, fetches missing ones
+//! over TCP with io_uring straight into those blocks, and hands them out as leases: pinned, read-only
+//! views that an accelerator can DMA from.
+//!
+//! # Map of the modules
+//!
+//! Dependencies point downwards only; each module can be tested without the ones above it.
+//!
+//! | module | what it is | what it must not know |
+//! |---|---|---|
+//! | [`cache`] | the public engine: get, batch, put, invalidate, prefetch | system calls |
+//! | [`shard`] | one core's thread: ring, lanes, fills, single flight | callers' threads |
+//! | [`origin`] | where values come from: the slice server's addresses and its blocking client | the table |
+//! | [`server`] | the slice server on tokio-uring | the cache |
+//! | [`wire`] | protocol codecs, bytes in, events out | sockets |
+//! | [`call`] | the waiter: completions of one call, deadline, wake-up | what is waited for |
+//! | [`table`] | slots, lookup, pins: the loom-checked core | sockets, memory, keys' meaning |
+//! | [`policy`] | eviction order: S3-FIFO and CLOCK | everything but slot numbers and sizes |
+//! | [`memory`] | page ladder, blocks, extents, fast copies | keys |
+
+pub mod error;
+
+pub mod memory;
+pub mod policy;
+pub mod wire;
+
+pub use error::{Error, Result};

@@ -1,0 +1,1 @@
+//! placeholder of the first commit; replaced by the branch that builds it.
