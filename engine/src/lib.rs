@@ -27,3 +27,7 @@ pub mod policy;
 pub mod wire;
 
 pub use error::{Error, Result};
+
+pub(crate) mod sync;
+pub(crate) mod call;
+pub(crate) mod table;
