@@ -95,3 +95,21 @@ fn doorbell_loses_no_wake_up() {
         assert_eq!(queue.pop(), Some(1));
     });
 }
+
+/// A producer of a full queue gets the place that the consumer makes.
+#[test]
+fn space_loses_no_wake_up() {
+    loom::model(|| {
+        let space = Arc::new(Space::new());
+        let queue = Arc::new(ArrayQueue::new(1));
+        queue.push(0).unwrap();
+        let producer = {
+            let (space, queue) = (space.clone(), queue.clone());
+            thread::spawn(move || assert!(space.wait(far(), || queue.push(1).is_ok())))
+        };
+        assert_eq!(queue.pop(), Some(0));
+        space.freed();
+        producer.join().unwrap();
+        assert_eq!(queue.pop(), Some(1));
+    });
+}

@@ -14,12 +14,14 @@
 
 mod doorbell;
 mod futex;
+mod space;
 #[cfg(loom)]
 mod loom_tests;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
 pub(crate) use doorbell::Doorbell;
+pub(crate) use space::Space;
 
 use crate::sync::{AtomicU8, AtomicU32, Ordering, UnsafeCell};
 use futex::Futex;

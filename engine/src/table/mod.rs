@@ -98,6 +98,11 @@ impl<E> Table<E> {
             + Index::bytes_for(slots)
     }
 
+    /// Number of slots.
+    pub(crate) fn slot_count(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
     /// Pins the ready entry of this hash that `matches`, and counts a hit for the policy.
     ///
     /// Any thread; never blocks. `matches` is called on pinned entries only and must compare the whole key.
