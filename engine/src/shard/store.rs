@@ -243,10 +243,6 @@ impl Slots for Eviction<'_> {
         self.writer.take_hits(slot)
     }
 
-    fn peek_hits(&self, slot: u32) -> u8 {
-        self.writer.peek_hits(slot)
-    }
-
     fn try_evict(&mut self, slot: u32) -> bool {
         match self.writer.evict(slot) {
             Evict::Freed(value) => {

@@ -191,12 +191,8 @@ impl<E> Table<E> {
             }
             // Acquire on success: pairs with the release of `publish`, so the entry and the bytes it
             // describes are visible. Weak: a spurious failure only goes round once more.
-            match state.compare_exchange_weak(
-                seen.0,
-                seen.0 + ONE_PIN,
-                Ordering::Acquire,
-                Ordering::Relaxed,
-            ) {
+            match state.compare_exchange_weak(seen.0, seen.0 + ONE_PIN, Ordering::Acquire, Ordering::Relaxed)
+            {
                 Ok(_) => return Some(Pin { slot }),
                 Err(now) => seen = State(now),
             }

@@ -195,11 +195,6 @@ impl<E> Writer<E> {
         seen
     }
 
-    /// Hits since [`Writer::take_hits`].
-    pub(crate) fn peek_hits(&self, slot: u32) -> u8 {
-        self.table.slots[slot as usize].hits.load(Ordering::Relaxed)
-    }
-
     fn take(&mut self, slot: u32) -> E {
         let entry = self.table.slots[slot as usize].entry.with_mut(|place| {
             // SAFETY: the slot has just become `Free` by a transition that saw no pins and ordered every
@@ -243,4 +238,3 @@ impl<E> Writer<E> {
         }
     }
 }
-
