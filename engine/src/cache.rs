@@ -476,7 +476,7 @@ impl std::fmt::Debug for Cache {
 fn hit(shared: &Arc<Shared>, hash: u64, key: Key<'_>) -> Option<Lease> {
     let pin = shared.table.acquire(hash, |value| value.is(key))?;
     shared.callers.hit(shared.table.entry(&pin).len);
-    Some(shared.lease(pin))
+    Some(Lease::new(shared.clone(), pin))
 }
 
 fn copy_whole(lease: &Lease, into: &mut [&mut [u8]]) -> Result<u64> {

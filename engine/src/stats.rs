@@ -148,7 +148,8 @@ struct Stripe {
     hits: AtomicU64,
     misses: AtomicU64,
     hit_bytes: AtomicU64,
-    pinned: AtomicU64,
+    /// Leases that shards gave out; hits are leases too.
+    granted: AtomicU64,
     unpinned: AtomicU64,
 }
 
@@ -180,8 +181,8 @@ impl CallerCounters {
     }
 
     #[inline]
-    pub(crate) fn pinned(&self) {
-        self.mine().pinned.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn granted(&self) {
+        self.mine().granted.fetch_add(1, Ordering::Relaxed);
     }
 
     #[inline]
@@ -190,14 +191,15 @@ impl CallerCounters {
     }
 
     fn add_to(&self, stats: &mut Stats) {
-        // Unpinned before pinned: a pin that ends in between must not make the difference negative.
+        // Unpinned first: a pin that begins and ends in between must not make the difference negative.
         let unpinned: u64 = self.0.iter().map(|s| s.unpinned.load(Ordering::Acquire)).sum();
         for stripe in &self.0 {
             stats.hits += stripe.hits.load(Ordering::Relaxed);
             stats.misses += stripe.misses.load(Ordering::Relaxed);
             stats.hit_bytes += stripe.hit_bytes.load(Ordering::Relaxed);
-            stats.pins += stripe.pinned.load(Ordering::Relaxed);
+            stats.pins += stripe.granted.load(Ordering::Relaxed);
         }
+        stats.pins += stats.hits;
         stats.lookups = stats.hits + stats.misses;
         stats.pins = stats.pins.saturating_sub(unpinned);
     }

@@ -63,3 +63,15 @@ mod imp {
 }
 
 pub(crate) use imp::*;
+
+/// A full fence directly after a read-modify-write of this thread.
+///
+/// On x86-64 that instruction (locked) is a full fence itself, and only the compiler must be kept from moving
+/// things across; elsewhere, and in the models, it is a real one.
+#[inline]
+pub(crate) fn fence_after_read_modify_write() {
+    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    std::sync::atomic::compiler_fence(Ordering::SeqCst);
+    #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+    fence(Ordering::SeqCst);
+}

@@ -292,7 +292,7 @@ impl Reactor {
         let pins = self.store.publish(slot, fill.hash, value, pins, keep, &self.shared.counters);
         self.counters().fills_published.add(1);
         for ((waiter, _), pin) in fill.waiters.drain(..).zip(pins) {
-            waiter.answer(Answer::Value(Ok(Some(self.shared.lease(pin)))));
+            waiter.answer(Answer::Value(Ok(Some(self.shared.grant(pin)))));
         }
     }
 

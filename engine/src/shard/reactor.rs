@@ -170,7 +170,7 @@ impl Reactor {
         if let Some(slot) = self.store.lookup(hash, key.borrow()) {
             self.counters().late_hits.add(1);
             if let (Some(waiter), Some(pin)) = (waiter, self.store.pin(slot)) {
-                waiter.answer(Answer::Value(Ok(Some(self.shared.lease(pin)))));
+                waiter.answer(Answer::Value(Ok(Some(self.shared.grant(pin)))));
             }
             return;
         }

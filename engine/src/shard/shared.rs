@@ -178,9 +178,9 @@ impl Shared {
         while self.next_request().is_some() {}
     }
 
-    /// Wraps a pin that somebody just got; counts it.
-    pub(crate) fn lease(self: &Arc<Self>, pin: Pin) -> super::Lease {
-        self.callers.pinned();
+    /// Shard: a lease on a pin that it took for somebody.
+    pub(crate) fn grant(self: &Arc<Self>, pin: Pin) -> super::Lease {
+        self.callers.granted();
         super::Lease::new(self.clone(), pin)
     }
 }

@@ -23,7 +23,10 @@ mod writer;
 
 pub(crate) use writer::{Evict, Writer};
 
-use crate::sync::{Arc, ArrayQueue, AtomicBool, AtomicU8, AtomicU64, Ordering, UnsafeCell, fence};
+use crate::sync::{
+    Arc, ArrayQueue, AtomicBool, AtomicU8, AtomicU64, Ordering, UnsafeCell, fence,
+    fence_after_read_modify_write,
+};
 use index::Index;
 use state::{ONE_PIN, PINS_MAX, Phase, State};
 
@@ -164,6 +167,9 @@ impl<E> Table<E> {
         if before.pins() > 1 {
             return;
         }
+        // The shard stores `starved` and then looks for slots without pins (and for returned ones); this thread
+        // gave up the pin (and pushed), and then looks at `starved`. With a full fence between the two steps
+        // on both sides at least one sees the other.
         if before.phase() == Phase::Condemned {
             // Acquire: the pins that were released before this one must happen before the shard, which gets
             // the slot from this thread through the queue, reuses the bytes.
@@ -171,10 +177,10 @@ impl<E> Table<E> {
             if self.returned.push(pin.slot).is_err() {
                 unreachable!("a condemned slot has one last pin, and the queue holds every slot");
             }
+            fence(Ordering::SeqCst);
+        } else {
+            fence_after_read_modify_write();
         }
-        // The shard stores `starved` and then looks for slots without pins; this thread dropped the pin and
-        // then looks at `starved`. With a full fence on both sides at least one sees the other.
-        fence(Ordering::SeqCst);
         if self.starved.load(Ordering::Relaxed) {
             (self.wake)();
         }
