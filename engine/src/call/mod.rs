@@ -14,9 +14,9 @@
 
 mod doorbell;
 mod futex;
-mod space;
 #[cfg(loom)]
 mod loom_tests;
+mod space;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
