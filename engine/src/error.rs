@@ -173,3 +173,8 @@ impl From<crate::memory::MemoryError> for Error {
         Error::Memory(Arc::new(error))
     }
 }
+
+/// The error of a system call that just failed on this thread.
+pub(crate) fn system(what: &str) -> Error {
+    Error::System { what: what.to_owned(), reason: std::io::Error::last_os_error().to_string().into() }
+}

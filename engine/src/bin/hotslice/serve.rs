@@ -2,19 +2,21 @@
 
 use std::io::Write;
 use std::net::SocketAddr;
+use std::process::ExitCode;
 use std::time::Duration;
 
-use hotslice::memory::{LockPolicy, PagePolicy};
+use hotslice::memory::{ArenaReport, LockPolicy, PagePolicy};
 use hotslice::server::{Server, ServerConfig};
 use hotslice::size::{format_bytes, parse_bytes};
 use hotslice::{Error, Result};
 use tokio::sync::oneshot;
 
-/// Serve values from memory over TCP.
-///
-/// Values are held in hugepage memory up to a limit and are lost when the server ends. Whoever can
-/// connect can read them: listen on an address that only the cluster reaches.
+/// Settings of the server; each is explained in `hotslice serve --help`.
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Values are held in memory up to the capacity and are lost when the server ends. Whoever can \
+                  connect can read them: listen on an address that only the cluster reaches."
+)]
 pub struct ServeArgs {
     /// Address and port to listen on; port 0 takes a free one
     #[arg(long, default_value = "127.0.0.1:7110", value_name = "ADDRESS:PORT")]
@@ -28,10 +30,10 @@ pub struct ServeArgs {
           value_parser = |text: &str| parse_bytes("block", text))]
     block: u64,
     /// Hugepages: required, preferred or off
-    #[arg(long, default_value = "preferred", value_name = "POLICY", value_parser = page_policy)]
+    #[arg(long, default_value = "preferred", value_name = "POLICY")]
     pages: PagePolicy,
     /// Locking the memory (mlock): required, preferred or off
-    #[arg(long, default_value = "off", value_name = "POLICY", value_parser = lock_policy)]
+    #[arg(long, default_value = "off", value_name = "POLICY")]
     lock: LockPolicy,
     /// Take put and remove; without it the server is read-only
     #[arg(long)]
@@ -57,30 +59,28 @@ pub struct ServeArgs {
     json: bool,
 }
 
-fn page_policy(text: &str) -> Result<PagePolicy, String> {
-    text.parse().map_err(|_| "required, preferred or off".to_string())
-}
-
-fn lock_policy(text: &str) -> Result<LockPolicy, String> {
-    text.parse().map_err(|_| "required, preferred or off".to_string())
-}
-
 /// What a parent process reads from the first line with `--json`.
 #[derive(serde::Serialize)]
 struct Ready<'a> {
     listening: SocketAddr,
     pid: u32,
-    capacity_bytes: u64,
     writable: bool,
-    warnings: &'a [String],
+    memory: &'a ArenaReport,
 }
 
-/// Runs the server until SIGINT or SIGTERM; a second one ends the process at once.
-///
-/// # Errors
-///
-/// Those of [`Server::bind`], and [`Error::System`] when standard output or signals fail.
-pub fn run(args: &ServeArgs) -> Result<()> {
+/// Runs the server until SIGINT or SIGTERM; a second one ends the process at once. Exits with 0 after
+/// the first, with 1 when the server could not start.
+pub fn run(args: ServeArgs) -> ExitCode {
+    match serve(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve(args: &ServeArgs) -> Result<()> {
     let stopped = stop_on_signal()?;
     let server = Server::bind(ServerConfig {
         listen: args.listen,
@@ -112,22 +112,25 @@ fn to_usize(setting: &'static str, bytes: u64) -> Result<usize> {
 }
 
 fn announce(args: &ServeArgs, server: &Server) -> Result<()> {
-    let warnings = &server.memory_report().warnings[..];
+    let memory = server.memory_report();
     let text = if args.json {
         serde_json::to_string(&Ready {
             listening: server.local_addr(),
             pid: std::process::id(),
-            capacity_bytes: args.capacity,
             writable: args.writable,
-            warnings,
+            memory,
         })
         .map_err(|error| failed("cannot write JSON", &error))?
     } else {
-        for warning in warnings {
+        for warning in &memory.warnings {
             eprintln!("warning: {warning}");
         }
         let mode = if args.writable { "writable" } else { "read-only" };
-        format!("serving on {}, {} for values, {mode}", server.local_addr(), format_bytes(args.capacity))
+        format!(
+            "serving on {}, {} for values, {mode}",
+            server.local_addr(),
+            format_bytes(memory.bytes as u64)
+        )
     };
     let mut out = std::io::stdout().lock();
     writeln!(out, "{text}")

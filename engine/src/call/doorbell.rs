@@ -1,0 +1,39 @@
+//! Sleep and wake of one consumer with many producers, without a system call while the consumer is awake.
+
+use crate::sync::{AtomicBool, Ordering, fence};
+
+/// Tells producers whether the consumer sleeps.
+///
+/// The consumer says that it is going to sleep and then looks at its queues once more; a producer puts its
+/// item in a queue and then looks whether the consumer sleeps. A full fence between the two steps on both
+/// sides makes sure that at least one sees the other (the pattern is known as Dekker's, or as a
+/// store-buffering litmus test).
+pub(crate) struct Doorbell {
+    asleep: AtomicBool,
+}
+
+impl Doorbell {
+    pub(crate) fn new() -> Self {
+        Self { asleep: AtomicBool::new(false) }
+    }
+
+    /// Producer, after its push: true if it must wake the consumer. One of many producers gets true.
+    pub(crate) fn ring(&self) -> bool {
+        fence(Ordering::SeqCst);
+        // The load keeps awake consumers' cache line shared; the swap picks the one who wakes. Relaxed: the
+        // fence orders, and the wake-up itself goes through the kernel.
+        self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::Relaxed)
+    }
+
+    /// Consumer: from here on producers will wake it. It must now look at its queues once more, and either
+    /// sleep or call [`Doorbell::awake`].
+    pub(crate) fn going_to_sleep(&self) {
+        self.asleep.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Consumer: is awake (again).
+    pub(crate) fn awake(&self) {
+        self.asleep.store(false, Ordering::Relaxed);
+    }
+}

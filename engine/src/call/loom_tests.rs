@@ -1,0 +1,115 @@
+//! loom models of the waiter and of sleep/wake. Run with `scripts/loom`.
+
+use super::*;
+use crate::sync::{Arc, ArrayQueue};
+use loom::thread;
+
+fn far() -> Instant {
+    Instant::now() + std::time::Duration::from_secs(3600)
+}
+
+/// Two shards complete one call while the caller waits: no result is lost, no wake-up is lost.
+#[test]
+fn wait_sees_every_completion() {
+    loom::model(|| {
+        let call = Arc::new(Call::new(2));
+        let shards: Vec<_> = (0..2)
+            .map(|position| {
+                let call = call.clone();
+                thread::spawn(move || call.complete(position, position).unwrap())
+            })
+            .collect();
+        let mut left = 2;
+        while left > 0 {
+            assert!(call.wait(far(), |position, result| {
+                assert_eq!(position, result);
+                left -= 1;
+            }));
+        }
+        for shard in shards {
+            shard.join().unwrap();
+        }
+    });
+}
+
+/// Giving up races with completing: exactly one side ends up with the result.
+#[test]
+fn abandon_and_complete_share_nothing() {
+    loom::model(|| {
+        let call = Arc::new(Call::new(1));
+        let result = Arc::new(());
+        let shard = {
+            let (call, result) = (call.clone(), result.clone());
+            thread::spawn(move || call.complete(0, result).is_err())
+        };
+        let taken = call.abandon(0).is_some();
+        let given_back = shard.join().unwrap();
+        assert!(taken != given_back);
+        drop(call);
+        assert_eq!(Arc::strong_count(&result), 1);
+    });
+}
+
+/// The caller takes what has come and gives up on the rest, as at a deadline.
+#[test]
+fn a_deadline_between_two_completions() {
+    loom::model(|| {
+        let call = Arc::new(Call::new(2));
+        let shard = {
+            let call = call.clone();
+            thread::spawn(move || {
+                let first = call.complete(0, 0).is_err();
+                let second = call.complete(1, 1).is_err();
+                first as u32 + second as u32
+            })
+        };
+        let mut taken = 0;
+        assert!(call.wait(far(), |_, _| taken += 1));
+        for position in 0..2 {
+            taken += call.abandon(position).is_some() as u32;
+        }
+        assert_eq!(taken + shard.join().unwrap(), 2);
+    });
+}
+
+/// The consumer never sleeps on an item: if the producer did not ring, the consumer saw the item.
+#[test]
+fn doorbell_loses_no_wake_up() {
+    loom::model(|| {
+        let bell = Arc::new(Doorbell::new());
+        let queue = Arc::new(ArrayQueue::new(1));
+        let producer = {
+            let (bell, queue) = (bell.clone(), queue.clone());
+            thread::spawn(move || {
+                queue.push(1).unwrap();
+                bell.ring()
+            })
+        };
+        bell.going_to_sleep();
+        let slept = queue.is_empty();
+        if !slept {
+            bell.awake();
+        }
+        let rang = producer.join().unwrap();
+        assert!(!slept || rang, "asleep beside an item that nobody announced");
+        assert_eq!(queue.pop(), Some(1));
+    });
+}
+
+/// A producer of a full queue gets the place that the consumer makes.
+#[test]
+fn space_loses_no_wake_up() {
+    loom::model(|| {
+        let space = Arc::new(Space::new());
+        let queue = Arc::new(ArrayQueue::new(1));
+        queue.push(0).unwrap();
+        let producer = {
+            let (space, queue) = (space.clone(), queue.clone());
+            thread::spawn(move || assert!(space.wait(far(), || queue.push(1).is_ok())))
+        };
+        assert_eq!(queue.pop(), Some(0));
+        space.freed();
+        producer.join().unwrap();
+        assert_eq!(queue.pop(), Some(1));
+    });
+}

@@ -1,0 +1,127 @@
+//! Keys and namespaces.
+
+use crate::{Error, Result};
+use std::hash::{BuildHasher, Hasher};
+
+/// Longest key in bytes. A key has at least one byte.
+pub const KEY_BYTES_MAX: usize = crate::wire::MAX_KEY_BYTES;
+
+/// Longest name of a namespace in bytes. The empty name is the default namespace.
+pub const NAMESPACE_BYTES_MAX: usize = crate::wire::MAX_NAMESPACE_BYTES;
+
+/// A namespace of one cache: a tenant, a model, a layout. Keys of different namespaces never meet.
+///
+/// Got from [`Cache::namespace`](crate::Cache::namespace); meaningful for that cache only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Namespace(pub(crate) u32);
+
+impl Namespace {
+    /// The default namespace, whose name is empty.
+    pub const DEFAULT: Namespace = Namespace(0);
+
+    /// `bytes` as a key of this namespace.
+    pub fn key<'a>(self, bytes: &'a (impl AsRef<[u8]> + ?Sized)) -> Key<'a> {
+        Key { namespace: self, bytes: bytes.as_ref() }
+    }
+}
+
+/// A key: the caller's bytes (1 to [`KEY_BYTES_MAX`]) within a namespace. Compared in full, never by hash
+/// alone. Byte strings and `str` convert into keys of the default namespace.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Key<'a> {
+    pub(crate) namespace: Namespace,
+    pub(crate) bytes: &'a [u8],
+}
+
+impl<'a> Key<'a> {
+    /// The key's bytes.
+    pub fn bytes(self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// The key's namespace.
+    pub fn namespace(self) -> Namespace {
+        self.namespace
+    }
+
+    pub(crate) fn check(self) -> Result<Self> {
+        if self.bytes.is_empty() || self.bytes.len() > KEY_BYTES_MAX {
+            return Err(Error::KeyLength { len: self.bytes.len(), max: KEY_BYTES_MAX });
+        }
+        Ok(self)
+    }
+
+    pub(crate) fn to_owned(self) -> OwnedKey {
+        OwnedKey { namespace: self.namespace, bytes: self.bytes.into() }
+    }
+}
+
+impl std::fmt::Debug for Key<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:\"{}\"", self.namespace.0, self.bytes.escape_ascii())
+    }
+}
+
+impl<'a> From<&'a [u8]> for Key<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        Namespace::DEFAULT.key(bytes)
+    }
+}
+
+impl<'a, const N: usize> From<&'a [u8; N]> for Key<'a> {
+    fn from(bytes: &'a [u8; N]) -> Self {
+        Namespace::DEFAULT.key(bytes)
+    }
+}
+
+impl<'a> From<&'a str> for Key<'a> {
+    fn from(text: &'a str) -> Self {
+        Namespace::DEFAULT.key(text)
+    }
+}
+
+impl<'a> From<&'a String> for Key<'a> {
+    fn from(text: &'a String) -> Self {
+        Namespace::DEFAULT.key(text)
+    }
+}
+
+impl<'a> From<&'a Vec<u8>> for Key<'a> {
+    fn from(bytes: &'a Vec<u8>) -> Self {
+        Namespace::DEFAULT.key(bytes)
+    }
+}
+
+/// A key that a shard keeps.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct OwnedKey {
+    pub(crate) namespace: Namespace,
+    pub(crate) bytes: Box<[u8]>,
+}
+
+impl OwnedKey {
+    pub(crate) fn borrow(&self) -> Key<'_> {
+        Key { namespace: self.namespace, bytes: &self.bytes }
+    }
+}
+
+/// Hashes keys with a seed of this cache, so that nobody outside can aim keys at one bucket.
+#[derive(Clone)]
+pub(crate) struct KeyHasher(foldhash::fast::FixedState);
+
+impl KeyHasher {
+    pub(crate) fn new() -> Self {
+        // The standard library's hasher is seeded from the operating system's randomness.
+        Self(foldhash::fast::FixedState::with_seed(
+            std::collections::hash_map::RandomState::new().build_hasher().finish(),
+        ))
+    }
+
+    #[inline]
+    pub(crate) fn hash(&self, key: Key<'_>) -> u64 {
+        let mut hasher = self.0.build_hasher();
+        hasher.write(key.bytes);
+        hasher.write_u32(key.namespace.0);
+        hasher.finish()
+    }
+}

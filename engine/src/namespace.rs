@@ -1,0 +1,62 @@
+//! The names of a cache's namespaces.
+
+use crate::key::{NAMESPACE_BYTES_MAX, Namespace};
+use crate::{Error, Result};
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// Namespaces that one cache can have. They are never forgotten, so the number is bounded.
+const NAMESPACES_MAX: usize = 65_536;
+
+/// Numbers for names. Not on the way of a hit: keys carry the number.
+pub(crate) struct Namespaces(RwLock<Names>);
+
+struct Names {
+    by_number: Vec<Arc<str>>,
+    numbers: HashMap<Arc<str>, u32>,
+}
+
+impl Namespaces {
+    pub(crate) fn new() -> Self {
+        let empty: Arc<str> = "".into();
+        Self(RwLock::new(Names { by_number: vec![empty.clone()], numbers: HashMap::from([(empty, 0)]) }))
+    }
+
+    /// The namespace of a name, made when it is first asked for.
+    pub(crate) fn get(&self, name: &str) -> Result<Namespace> {
+        if name.len() > NAMESPACE_BYTES_MAX {
+            return Err(Error::Namespace {
+                name: name.to_owned(),
+                allowed: format!("a name has at most {NAMESPACE_BYTES_MAX} bytes, this one {}", name.len()),
+            });
+        }
+        // A panic while the lock was held cannot have left the maps in disagreement: both are changed below
+        // without anything in between that panics.
+        let names = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&number) = names.numbers.get(name) {
+            return Ok(Namespace(number));
+        }
+        drop(names);
+        let mut names = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&number) = names.numbers.get(name) {
+            return Ok(Namespace(number));
+        }
+        if names.by_number.len() == NAMESPACES_MAX {
+            return Err(Error::Namespace {
+                name: name.to_owned(),
+                allowed: format!("a cache has at most {NAMESPACES_MAX} namespaces"),
+            });
+        }
+        let number = names.by_number.len() as u32;
+        let name: Arc<str> = name.into();
+        names.by_number.push(name.clone());
+        names.numbers.insert(name, number);
+        Ok(Namespace(number))
+    }
+
+    /// The name of a namespace; empty for one of another cache.
+    pub(crate) fn name(&self, namespace: Namespace) -> Arc<str> {
+        let names = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        names.by_number.get(namespace.0 as usize).cloned().unwrap_or_else(|| "".into())
+    }
+}

@@ -1,0 +1,109 @@
+//! Peers: which one holds a key, what waits for it, and how long it is left alone after it refused.
+
+use super::fills::FillId;
+use crate::Error;
+use crate::key::OwnedKey;
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+pub(super) struct Peer {
+    pub(super) address: SocketAddr,
+    /// Fills that no lane has been given.
+    pub(super) queue: VecDeque<FillId>,
+    /// Numbers of its lanes, in every state.
+    pub(super) lanes: Vec<u64>,
+    failures: u32,
+    /// Not to be tried again before this moment, and why.
+    shunned: Option<(Instant, Error)>,
+}
+
+impl Peer {
+    pub(super) fn new(address: SocketAddr) -> Self {
+        Self { address, queue: VecDeque::new(), lanes: Vec::new(), failures: 0, shunned: None }
+    }
+
+    /// Why the peer is not to be tried now.
+    pub(super) fn shunned(&self, now: Instant) -> Option<&Error> {
+        self.shunned.as_ref().filter(|(until, _)| now < *until).map(|(_, why)| why)
+    }
+
+    /// A lane failed before it ever delivered: leave the peer alone, twice as long each time.
+    pub(super) fn failed(&mut self, now: Instant, why: Error, min: Duration, max: Duration) {
+        let pause = min.saturating_mul(1u32.checked_shl(self.failures).unwrap_or(u32::MAX)).min(max);
+        self.failures = self.failures.saturating_add(1);
+        self.shunned = Some((now + pause, why));
+    }
+
+    /// A lane delivered an answer.
+    pub(super) fn delivered(&mut self) {
+        self.failures = 0;
+        self.shunned = None;
+    }
+}
+
+/// The peer that holds a key: the highest of one score per peer (rendezvous hashing, Thaler and Ravishankar
+/// 1998), so that every client agrees, and a peer more or less moves only its own share of the keys.
+pub(super) fn choose(peers: &[Peer], namespace: &str, key: &OwnedKey) -> usize {
+    if peers.len() == 1 {
+        return 0;
+    }
+    // Not the table's hash: that one is seeded per cache, and clients must agree with each other.
+    let base = crc32c::crc32c_append(crc32c::crc32c(namespace.as_bytes()), &key.bytes);
+    let score = |peer: &Peer| {
+        let address = peer.address.to_string();
+        mix(u64::from(crc32c::crc32c_append(base, address.as_bytes())) << 32 | u64::from(base))
+    };
+    (0..peers.len()).max_by_key(|&i| score(&peers[i])).unwrap_or(0)
+}
+
+/// Spreads a checksum over 64 bits (the finaliser of SplitMix64, Steele, Lea and Flood 2014).
+fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Namespace;
+
+    fn key(i: u32) -> OwnedKey {
+        Namespace::DEFAULT.key(&i.to_le_bytes()).to_owned()
+    }
+
+    fn peers(ports: std::ops::Range<u16>) -> Vec<Peer> {
+        ports.map(|port| Peer::new(([127, 0, 0, 1], port).into())).collect()
+    }
+
+    #[test]
+    fn keys_spread_evenly_and_stay_when_a_peer_goes() {
+        let (four, three) = (peers(1000..1004), peers(1000..1003));
+        let mut counts = [0u32; 4];
+        for i in 0..8000 {
+            let chosen = choose(&four, "", &key(i));
+            counts[chosen] += 1;
+            if chosen < 3 {
+                assert_eq!(choose(&three, "", &key(i)), chosen);
+            }
+        }
+        assert!(counts.iter().all(|&n| (1700..2300).contains(&n)), "{counts:?}");
+    }
+
+    #[test]
+    fn pauses_double_up_to_the_limit_and_end_with_a_delivery() {
+        let mut peer = Peer::new(([127, 0, 0, 1], 1).into());
+        let (now, min, max) = (Instant::now(), Duration::from_millis(10), Duration::from_millis(35));
+        for pause_ms in [10, 20, 35, 35] {
+            peer.failed(now, Error::ShutDown, min, max);
+            assert!(peer.shunned(now + Duration::from_millis(pause_ms - 1)).is_some());
+            assert!(peer.shunned(now + Duration::from_millis(pause_ms)).is_none());
+        }
+        for _ in 0..100 {
+            peer.failed(now, Error::ShutDown, min, max);
+        }
+        peer.delivered();
+        assert!(peer.shunned(now).is_none());
+    }
+}
