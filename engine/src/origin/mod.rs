@@ -1,0 +1,10 @@
+//! Where values come from: talking to the stores behind the cache. Knows nothing of the table.
+
+mod client_error;
+mod slice_client;
+
+#[cfg(test)]
+mod tests;
+
+pub use client_error::ClientError;
+pub use slice_client::{SliceClient, Value, ValueInfo};

@@ -1,0 +1,214 @@
+//! Accepting, admitting and reaping connections; orderly stop.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+use tokio_uring::net::{TcpListener, TcpStream};
+
+use super::ServerConfig;
+use super::answers::send_answers;
+use super::connection::{Answer, Connection};
+use super::requests::{RECEIVE_BYTES, linger, serve_requests};
+use super::store::{ServerStats, Store};
+use crate::wire::{Limits, ResponseHeader, Status};
+
+/// Connections beyond `max_connections` that are still told why they are turned away.
+const REFUSALS_MAX: usize = 16;
+/// Pause after the first failed accept; doubled up to the longest.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+const ACCEPT_PAUSE_MAX: Duration = Duration::from_secs(1);
+/// Longest time between two looks for overdue connections.
+const SWEEP_PERIOD_MAX: Duration = Duration::from_secs(1);
+
+/// What all tasks of one server share.
+pub(super) struct Shared {
+    pub(super) store: Store,
+    config: ServerConfig,
+    stats: RefCell<ServerStats>,
+    connections: RefCell<HashMap<u64, Rc<Connection>>>,
+    next_connection: Cell<u64>,
+    stopping: Cell<bool>,
+    stop: Notify,
+    connection_ended: Notify,
+}
+
+impl Shared {
+    pub(super) fn new(store: Store, config: ServerConfig) -> Self {
+        Shared {
+            store,
+            config,
+            stats: RefCell::default(),
+            connections: RefCell::default(),
+            next_connection: Cell::new(0),
+            stopping: Cell::new(false),
+            stop: Notify::new(),
+            connection_ended: Notify::new(),
+        }
+    }
+
+    pub(super) fn limits(&self) -> Limits {
+        Limits::default()
+    }
+
+    pub(super) fn count(&self, change: impl FnOnce(&mut ServerStats)) {
+        change(&mut self.stats.borrow_mut());
+    }
+
+    pub(super) fn stats(&self) -> ServerStats {
+        let mut stats = self.stats.borrow().clone();
+        stats.connections = self.connections.borrow().len() as u64;
+        self.store.tell(&mut stats);
+        stats
+    }
+
+    /// Waits for `time` or the stop, whichever is first. False: stop.
+    async fn pause(&self, time: Duration) -> bool {
+        // One thread: nothing can happen between the check and the first poll of the notification.
+        if !self.stopping.get() {
+            // An error means that the time has passed.
+            let _ = tokio::time::timeout(time, self.stop.notified()).await;
+        }
+        !self.stopping.get()
+    }
+}
+
+/// Serves until `shutdown` is ready and every connection has ended.
+pub(super) async fn serve(shared: Rc<Shared>, listener: TcpListener, shutdown: impl Future<Output = ()>) {
+    let listener_fd = listener.as_raw_fd();
+    let accepting = tokio_uring::spawn(accept_all(Rc::clone(&shared), listener));
+    let sweeping = tokio_uring::spawn(sweep(Rc::clone(&shared)));
+    shutdown.await;
+    shared.stopping.set(true);
+    shared.stop.notify_waiters();
+    if !accepting.is_finished() {
+        // Completes the accept in flight, which a mere drop would leave to the kernel. The descriptor is
+        // open: the unfinished task owns the listener, and runs on this thread only.
+        // SAFETY: shutdown takes any descriptor and touches no memory.
+        unsafe { libc::shutdown(listener_fd, libc::SHUT_RDWR) };
+    }
+    for connection in shared.connections.borrow().values() {
+        connection.close();
+    }
+    for task in [accepting, sweeping] {
+        if let Err(error) = task.await {
+            tracing::error!(%error, "a task of the slice server ended abnormally");
+        }
+    }
+    while !shared.connections.borrow().is_empty() {
+        shared.connection_ended.notified().await;
+    }
+}
+
+async fn accept_all(shared: Rc<Shared>, listener: TcpListener) {
+    let mut pause = ACCEPT_PAUSE;
+    while !shared.stopping.get() {
+        match listener.accept().await {
+            Ok((stream, peer)) => {
+                pause = ACCEPT_PAUSE;
+                admit(&shared, stream, peer);
+            }
+            Err(_) if shared.stopping.get() => return,
+            Err(error) => {
+                // Out of descriptors, most likely: connections wait in the backlog until some close.
+                shared.count(|stats| stats.accept_errors += 1);
+                if pause == ACCEPT_PAUSE {
+                    tracing::warn!(%error, "cannot accept connections; trying again (`ulimit -n`?)");
+                }
+                if !shared.pause(pause).await {
+                    return;
+                }
+                pause = (2 * pause).min(ACCEPT_PAUSE_MAX);
+            }
+        }
+    }
+}
+
+fn admit(shared: &Rc<Shared>, stream: TcpStream, peer: SocketAddr) {
+    let open = shared.connections.borrow().len();
+    let max = shared.config.max_connections;
+    if shared.stopping.get() || open >= max + REFUSALS_MAX {
+        shared.count(|stats| stats.connections_refused += 1);
+        return;
+    }
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%peer, %error, "connection ended before it was served");
+        return;
+    }
+    let id = shared.next_connection.get();
+    shared.next_connection.set(id + 1);
+    let connection = Rc::new(Connection::new(stream, peer, shared.config.max_outstanding));
+    shared.connections.borrow_mut().insert(id, Rc::clone(&connection));
+    let registered = Registered { shared: Rc::clone(shared), connection, id };
+    if open < max {
+        shared.count(|stats| stats.connections_accepted += 1);
+        tokio_uring::spawn(serve_connection(registered));
+    } else {
+        shared.count(|stats| stats.connections_refused += 1);
+        tokio_uring::spawn(refuse_connection(registered));
+    }
+}
+
+/// A connection's place in the server's table, given back however its task ends.
+struct Registered {
+    shared: Rc<Shared>,
+    connection: Rc<Connection>,
+    id: u64,
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        self.connection.finish();
+        self.shared.connections.borrow_mut().remove(&self.id);
+        self.shared.connection_ended.notify_one();
+    }
+}
+
+impl Registered {
+    fn start_writer(&self) -> tokio::task::JoinHandle<()> {
+        let (shared, connection) = (Rc::clone(&self.shared), Rc::clone(&self.connection));
+        tokio_uring::spawn(async move { send_answers(&shared, &connection).await })
+    }
+}
+
+async fn serve_connection(registered: Registered) {
+    let writer = registered.start_writer();
+    serve_requests(&registered.shared, &registered.connection).await;
+    registered.connection.finish();
+    if let Err(error) = writer.await {
+        tracing::error!(%error, "sending ended abnormally");
+    }
+}
+
+async fn refuse_connection(registered: Registered) {
+    let writer = registered.start_writer();
+    let reason = format!("all {} connections are in use", registered.shared.config.max_connections);
+    let header = ResponseHeader::plain(Status::Busy, None, 0);
+    registered.connection.answer(Answer::plain(header, &reason));
+    linger(&registered.connection, Vec::with_capacity(RECEIVE_BYTES)).await;
+    registered.connection.finish();
+    if let Err(error) = writer.await {
+        tracing::error!(%error, "sending ended abnormally");
+    }
+}
+
+/// Ends connections that are without progress for too long.
+async fn sweep(shared: Rc<Shared>) {
+    let (idle, stall) = (shared.config.idle_timeout, shared.config.stall_timeout);
+    let period = SWEEP_PERIOD_MAX.min(idle.min(stall) / 4).max(Duration::from_millis(1));
+    while shared.pause(period).await {
+        let now = Instant::now();
+        for connection in shared.connections.borrow().values() {
+            if !connection.is_closed() && connection.overdue(now, idle, stall) {
+                tracing::debug!(peer = %connection.peer, "no progress for too long");
+                shared.count(|stats| stats.connections_timed_out += 1);
+                connection.close();
+            }
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! The writing half of a connection: answers in large gathered writes.
+
+use std::collections::VecDeque;
+
+use super::accept::Shared;
+use super::connection::{Answer, Connection};
+use super::value::{SendPiece, Value};
+use crate::wire::{self, LookupEntry, Op, ResponseHeader, Status};
+
+/// Most pieces of one gathered write. Far below the kernel's 1,024; a write of large extents fills the
+/// socket's buffer with a few.
+const PIECES_MAX: usize = 64;
+
+impl Answer {
+    fn of(bytes: Vec<u8>) -> Self {
+        let heap_bytes = bytes.capacity();
+        Answer { pieces: VecDeque::from([SendPiece::from_bytes(bytes)]), heap_bytes }
+    }
+
+    /// An answer without a body, or with the reason of an error.
+    pub(super) fn plain(header: ResponseHeader, reason: &str) -> Self {
+        let mut bytes = Vec::with_capacity(wire::RESPONSE_HEADER_BYTES + reason.len());
+        wire::encode_error(&mut bytes, header, reason);
+        Answer::of(bytes)
+    }
+
+    /// A range of a value. `offset + len ≤ value.len()`.
+    pub(super) fn range(request_id: u64, value: &Value, offset: u64, len: u64) -> Self {
+        let header = ResponseHeader {
+            body_len: len,
+            range_offset: offset,
+            ..about(value, Status::Ok, Op::Get, request_id)
+        };
+        let mut bytes = Vec::with_capacity(wire::RESPONSE_HEADER_BYTES);
+        header.encode(&mut bytes);
+        let mut answer = Answer::of(bytes);
+        answer.pieces.extend(value.pieces(offset, len));
+        answer
+    }
+
+    /// The entries of a Lookup.
+    pub(super) fn lookup(request_id: u64, count: usize, entries: impl Iterator<Item = LookupEntry>) -> Self {
+        let body_bytes = count * wire::LOOKUP_ENTRY_BYTES;
+        let mut bytes = Vec::with_capacity(wire::RESPONSE_HEADER_BYTES + body_bytes);
+        ResponseHeader::lookup(request_id, count).encode(&mut bytes);
+        entries.for_each(|entry| entry.encode(&mut bytes));
+        Answer::of(bytes)
+    }
+
+    /// The text of a Stats answer.
+    pub(super) fn stats(request_id: u64, json: &[u8]) -> Self {
+        let header = ResponseHeader {
+            body_len: json.len() as u64,
+            ..ResponseHeader::plain(Status::Ok, Some(Op::Stats), request_id)
+        };
+        let mut bytes = Vec::with_capacity(wire::RESPONSE_HEADER_BYTES + json.len());
+        header.encode(&mut bytes);
+        bytes.extend_from_slice(json);
+        Answer::of(bytes)
+    }
+}
+
+/// A header that tells of a value.
+pub(super) fn about(value: &Value, status: Status, op: Op, request_id: u64) -> ResponseHeader {
+    ResponseHeader {
+        value_len: value.len(),
+        value_version: value.version,
+        value_crc32c: value.crc32c,
+        ..ResponseHeader::plain(status, Some(op), request_id)
+    }
+}
+
+/// Sends answers until the connection is finished or closed. Closes it when sending fails.
+pub(super) async fn send_answers(shared: &Shared, connection: &Connection) {
+    while let Some(answer) = connection.next_answer().await {
+        if let Err(error) = send_batch(shared, connection, answer).await {
+            tracing::debug!(peer = %connection.peer, %error, "sending failed");
+            connection.close();
+            return;
+        }
+    }
+}
+
+/// Sends `first` and what has queued up behind it, as far as it fits one gathered write.
+async fn send_batch(shared: &Shared, connection: &Connection, first: Answer) -> std::io::Result<()> {
+    let mut waiting = first.pieces;
+    let mut heap_bytes = first.heap_bytes;
+    let mut answers = 1;
+    while waiting.len() < PIECES_MAX
+        && let Some(answer) = connection.ready_answer()
+    {
+        waiting.extend(answer.pieces);
+        heap_bytes += answer.heap_bytes;
+        answers += 1;
+    }
+    let mut pieces: Vec<SendPiece> = Vec::with_capacity(waiting.len().min(PIECES_MAX));
+    loop {
+        let free = PIECES_MAX - pieces.len();
+        pieces.extend(waiting.drain(..free.min(waiting.len())));
+        if pieces.is_empty() {
+            break;
+        }
+        let (result, returned) = connection.stream.writev(pieces).await;
+        pieces = returned;
+        let sent = result?;
+        if sent == 0 {
+            return Err(std::io::ErrorKind::WriteZero.into());
+        }
+        connection.note_sent();
+        shared.count(|stats| stats.sent_bytes += sent as u64);
+        advance(&mut pieces, sent);
+    }
+    connection.answers_sent(answers, heap_bytes);
+    Ok(())
+}
+
+/// Drops the first `count` bytes of the pieces.
+fn advance(pieces: &mut Vec<SendPiece>, mut count: usize) {
+    let mut done = 0;
+    for piece in pieces.iter_mut() {
+        let now = count.min(piece.remaining());
+        piece.advance(now);
+        count -= now;
+        if piece.remaining() > 0 {
+            break;
+        }
+        done += 1;
+    }
+    pieces.drain(..done);
+}

@@ -1,0 +1,84 @@
+//! Settings of the slice server.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::memory::{LockPolicy, PagePolicy};
+use crate::{Error, Result};
+
+/// Settings of a [`Server`](super::Server).
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    /// Where to listen. Default: loopback, a port that the kernel chooses.
+    pub listen: SocketAddr,
+    /// Memory for values in bytes. Default: 1 GiB.
+    pub capacity_bytes: usize,
+    /// Size of one block of that memory in bytes. Default: 16 MiB.
+    pub block_bytes: usize,
+    /// Which pages the memory is made of. Default: hugepages if they can be had.
+    pub pages: PagePolicy,
+    /// Whether the memory is locked. Default: not, because the server does not hand it to devices.
+    pub lock: LockPolicy,
+    /// Whether Put and Remove are served. Default: no.
+    pub writable: bool,
+    /// Most connections at a time; the ones beyond it are told that the server is busy. Default: 1,024.
+    pub max_connections: usize,
+    /// Most answers that wait to be sent on one connection; further requests are not read until the
+    /// client fetches some. Default: 256.
+    pub max_outstanding: usize,
+    /// How long a connection may be without a request. Default: 10 minutes.
+    pub idle_timeout: Duration,
+    /// How long a connection may move no byte in the middle of a request or of an answer. Default:
+    /// 30 seconds.
+    pub stall_timeout: Duration,
+    /// Memory for keys and their bookkeeping in bytes: what bounds the number of tiny values.
+    /// Default: 256 MiB.
+    pub index_bytes_max: usize,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        ServerConfig {
+            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            capacity_bytes: 1 << 30,
+            block_bytes: 16 << 20,
+            pages: PagePolicy::Preferred,
+            lock: LockPolicy::Off,
+            writable: false,
+            max_connections: 1024,
+            max_outstanding: 256,
+            idle_timeout: Duration::from_secs(600),
+            stall_timeout: Duration::from_secs(30),
+            index_bytes_max: 256 << 20,
+        }
+    }
+}
+
+/// Most connections that can be configured: beyond it the kernel grants no ring that large.
+const CONNECTIONS_LIMIT: usize = 32_000;
+/// Most answers in waiting that can be configured.
+const OUTSTANDING_LIMIT: usize = 65_536;
+
+impl ServerConfig {
+    /// Checks what the memory module does not check itself.
+    pub(super) fn validate(&self) -> Result<()> {
+        let counts = [
+            ("max_connections", self.max_connections, CONNECTIONS_LIMIT),
+            ("max_outstanding", self.max_outstanding, OUTSTANDING_LIMIT),
+        ];
+        for (setting, value, max) in counts {
+            if value == 0 || value > max {
+                let allowed = format!("1 to {max} are allowed");
+                return Err(Error::Config { setting, value: value.to_string(), allowed });
+            }
+        }
+        let timeouts = [("idle_timeout", self.idle_timeout), ("stall_timeout", self.stall_timeout)];
+        for (setting, value) in timeouts {
+            if value < Duration::from_millis(1) {
+                let allowed = "at least 1 ms is needed".to_string();
+                return Err(Error::Config { setting, value: format!("{value:?}"), allowed });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,166 @@
+//! What the reading and the writing half of one connection share.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::net::{Shutdown, SocketAddr};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+use tokio_uring::net::TcpStream;
+
+use super::value::SendPiece;
+
+/// Heap bytes of answers (lookups above all) that may wait on one connection; more hold back its requests.
+const ANSWER_BYTES_MAX: usize = 1 << 20;
+
+/// One answer: its pieces in order.
+pub(super) struct Answer {
+    pub(super) pieces: VecDeque<SendPiece>,
+    pub(super) heap_bytes: usize,
+}
+
+/// One client's connection. Lives on the server's thread only.
+pub(super) struct Connection {
+    pub(super) stream: TcpStream,
+    pub(super) peer: SocketAddr,
+    queue: RefCell<VecDeque<Answer>>,
+    /// Answers queued or being written.
+    outstanding: Cell<usize>,
+    /// Heap bytes of them.
+    outstanding_bytes: Cell<usize>,
+    outstanding_max: usize,
+    /// No request is read any more; the writer ends when the queue is empty.
+    finished: Cell<bool>,
+    /// The sockets are shut down: nothing more can be sent.
+    closed: Cell<bool>,
+    /// In the middle of a request.
+    pub(super) mid_request: Cell<bool>,
+    last_received: Cell<Instant>,
+    /// Last time that bytes were sent or that sending became due.
+    last_sent: Cell<Instant>,
+    wake_writer: Notify,
+    wake_reader: Notify,
+}
+
+impl Connection {
+    pub(super) fn new(stream: TcpStream, peer: SocketAddr, outstanding_max: usize) -> Self {
+        let now = Instant::now();
+        Connection {
+            stream,
+            peer,
+            queue: RefCell::default(),
+            outstanding: Cell::new(0),
+            outstanding_bytes: Cell::new(0),
+            outstanding_max,
+            finished: Cell::new(false),
+            closed: Cell::new(false),
+            mid_request: Cell::new(false),
+            last_received: Cell::new(now),
+            last_sent: Cell::new(now),
+            wake_writer: Notify::new(),
+            wake_reader: Notify::new(),
+        }
+    }
+
+    /// Queues an answer. Never blocks: readers call [`Connection::room`] before they take the next request.
+    pub(super) fn answer(&self, answer: Answer) {
+        if self.closed.get() {
+            return;
+        }
+        if self.outstanding.get() == 0 {
+            self.last_sent.set(Instant::now());
+        }
+        self.outstanding.set(self.outstanding.get() + 1);
+        self.outstanding_bytes.set(self.outstanding_bytes.get() + answer.heap_bytes);
+        self.queue.borrow_mut().push_back(answer);
+        self.wake_writer.notify_one();
+    }
+
+    /// Waits until another request may be taken. False: the connection is closed.
+    pub(super) async fn room(&self) -> bool {
+        while !self.closed.get()
+            && (self.outstanding.get() >= self.outstanding_max
+                || self.outstanding_bytes.get() >= ANSWER_BYTES_MAX)
+        {
+            self.wake_reader.notified().await;
+        }
+        !self.closed.get()
+    }
+
+    /// Waits until every answer is sent or the connection is closed.
+    pub(super) async fn drained(&self) {
+        while !self.closed.get() && self.outstanding.get() > 0 {
+            self.wake_reader.notified().await;
+        }
+    }
+
+    /// The writer's side: the next answer; `None` when there will be none.
+    pub(super) async fn next_answer(&self) -> Option<Answer> {
+        loop {
+            if self.closed.get() {
+                return None;
+            }
+            if let Some(answer) = self.queue.borrow_mut().pop_front() {
+                return Some(answer);
+            }
+            if self.finished.get() {
+                return None;
+            }
+            self.wake_writer.notified().await;
+        }
+    }
+
+    /// The next answer if there is one already.
+    pub(super) fn ready_answer(&self) -> Option<Answer> {
+        self.queue.borrow_mut().pop_front()
+    }
+
+    /// Answers left the queue and were sent in full.
+    pub(super) fn answers_sent(&self, count: usize, heap_bytes: usize) {
+        self.outstanding.set(self.outstanding.get() - count);
+        self.outstanding_bytes.set(self.outstanding_bytes.get() - heap_bytes);
+        self.wake_reader.notify_one();
+    }
+
+    pub(super) fn note_received(&self) {
+        self.last_received.set(Instant::now());
+    }
+
+    pub(super) fn note_sent(&self) {
+        self.last_sent.set(Instant::now());
+    }
+
+    /// No more requests will be taken.
+    pub(super) fn finish(&self) {
+        self.finished.set(true);
+        self.wake_writer.notify_one();
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.get()
+    }
+
+    /// Ends both directions: operations in flight complete at once, and what waited is dropped.
+    pub(super) fn close(&self) {
+        self.closed.set(true);
+        // It fails when the peer has ended the connection already: as good.
+        let _ = self.stream.shutdown(Shutdown::Both);
+        self.queue.borrow_mut().clear();
+        self.wake_writer.notify_one();
+        self.wake_reader.notify_one();
+    }
+
+    /// Whether it has been without progress for too long.
+    pub(super) fn overdue(&self, now: Instant, idle: Duration, stall: Duration) -> bool {
+        let receiving = now.duration_since(self.last_received.get());
+        let sending = now.duration_since(self.last_sent.get());
+        if self.outstanding.get() > 0 {
+            // Requests that keep coming are no excuse for not fetching answers.
+            return sending >= stall;
+        }
+        if self.mid_request.get() || self.finished.get() {
+            return receiving >= stall;
+        }
+        receiving.min(sending) >= idle
+    }
+}

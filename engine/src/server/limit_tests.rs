@@ -1,0 +1,210 @@
+//! Limits, overload, faults and stop.
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::time::Duration;
+
+use super::tests::{
+    TIMEOUT, assert_ended, config, content, raw, read_answer, refused, start, start_with, until,
+};
+use super::*;
+use crate::Error;
+use crate::origin::SliceClient;
+use crate::wire::{self, ANY_VERSION, Op, RANGE_TO_END, RESPONSE_HEADER_BYTES, Status};
+
+fn get_request(id: u64, key: &[u8]) -> Vec<u8> {
+    let mut request = Vec::new();
+    wire::encode_get(&mut request, id, b"", key, 0, RANGE_TO_END, ANY_VERSION).unwrap();
+    request
+}
+
+#[test]
+fn two_hundred_connections_are_served_and_given_back() {
+    let (server, mut client) = start(4 << 20);
+    let value = content(1, 100_000);
+    client.put(b"", b"k", &value).unwrap();
+    let mut streams: Vec<_> = (0..200).map(|_| raw(&server)).collect();
+    for (n, stream) in streams.iter_mut().enumerate() {
+        stream.write_all(&get_request(n as u64, b"k")).unwrap();
+    }
+    for (n, stream) in streams.iter_mut().enumerate().rev() {
+        let (header, body) = read_answer(stream);
+        assert_eq!((header.status, header.request_id), (Status::Ok, n as u64));
+        assert!(body == value);
+    }
+    until(&mut client, "accepting all", |stats| stats.connections == 201);
+    drop(streams);
+    let after = until(&mut client, "closing all", |stats| stats.connections == 1);
+    assert_eq!((after.gets, after.connections_timed_out), (200, 0));
+    assert!(client.remove(b"", b"k").unwrap());
+    until(&mut client, "freeing all", |stats| stats.used_bytes == 0);
+}
+
+#[test]
+fn a_connection_too_many_is_told_so() {
+    let (server, mut client) = start_with(ServerConfig { max_connections: 2, ..config(1 << 20) });
+    let second = raw(&server);
+    until(&mut client, "accepting the second", |stats| stats.connections == 2);
+    let mut third = SliceClient::connect(server.addr(), TIMEOUT).unwrap();
+    assert_eq!(refused(third.ping()), Status::Busy);
+    drop(third);
+    drop(second);
+    until(&mut client, "closing both", |stats| stats.connections == 1);
+    SliceClient::connect(server.addr(), TIMEOUT).unwrap().ping().unwrap();
+    // Beyond those that are told, the others are simply closed.
+    let mut many: Vec<_> = (0..40).map(|_| raw(&server)).collect();
+    let all = until(&mut client, "judging all", |stats| stats.connections_refused >= 39);
+    assert!(all.connections <= 2 + 16, "{all:?}");
+    let told = many
+        .iter_mut()
+        .filter_map(|stream| {
+            stream.shutdown(Shutdown::Write).ok()?;
+            let mut answer = Vec::new();
+            stream.read_to_end(&mut answer).ok()?;
+            (answer.len() > RESPONSE_HEADER_BYTES).then_some(())
+        })
+        .count();
+    assert!((1..=17).contains(&told), "{told}");
+}
+
+#[test]
+fn pipelined_requests_are_each_answered_once() {
+    let limits = ServerConfig { max_outstanding: 3, ..config(4 << 20) };
+    let (server, mut client) = start_with(limits);
+    let value = content(1, 70_000);
+    client.put(b"", b"k", &value).unwrap();
+    let mut stream = raw(&server);
+    let mut requests = Vec::new();
+    for id in 1..=300 {
+        match id % 3 {
+            0 => wire::encode_ping(&mut requests, id),
+            1 => requests.extend_from_slice(&get_request(id, b"k")),
+            _ => requests.extend_from_slice(&get_request(id, b"absent")),
+        }
+    }
+    stream.write_all(&requests).unwrap();
+    // The client ends its side at once: what it asked for is still its due.
+    stream.shutdown(Shutdown::Write).unwrap();
+    let mut answered = vec![false; 301];
+    for _ in 0..300 {
+        let (header, body) = read_answer(&mut stream);
+        let id = header.request_id as usize;
+        assert!(!std::mem::replace(&mut answered[id], true), "{id} was answered twice");
+        match id % 3 {
+            0 => assert_eq!((header.status, header.op), (Status::Ok, Some(Op::Ping))),
+            1 => assert!(body == value),
+            _ => assert_eq!(header.status, Status::Absent),
+        }
+    }
+    assert_ended(&mut stream);
+}
+
+#[test]
+fn who_does_not_fetch_answers_holds_up_nobody_else_and_is_cut_off() {
+    let limits = ServerConfig { stall_timeout: Duration::from_millis(300), ..config(16 << 20) };
+    let (server, mut client) = start_with(limits);
+    let value = content(1, 8 << 20);
+    client.put(b"", b"k", &value).unwrap();
+    let mut greedy = raw(&server);
+    // Many times what sockets can hold.
+    let requests: Vec<u8> = (0..200_000).flat_map(|id| get_request(id, b"k")).collect();
+    let writer = std::thread::spawn(move || {
+        let failed = greedy.write_all(&requests).is_err();
+        (greedy, failed)
+    });
+    until(&mut client, "beginning to answer", |stats| stats.gets > 0);
+    // Its memory is the stored value's, however often it is asked for.
+    assert!(client.get(b"", b"k").unwrap().unwrap().bytes == value);
+    let cut = until(&mut client, "cutting it off", |stats| stats.connections_timed_out == 1);
+    assert_eq!(cut.used_bytes, 8 << 20);
+    assert!(cut.gets < 1000, "{cut:?}");
+    let (_greedy, failed) = writer.join().unwrap();
+    assert!(failed, "the server has read 200,000 requests that it could not answer");
+    until(&mut client, "forgetting it", |stats| stats.connections == 1);
+}
+
+#[test]
+fn stalled_and_idle_connections_are_ended() {
+    let limits = ServerConfig {
+        stall_timeout: Duration::from_millis(50),
+        idle_timeout: Duration::from_millis(100),
+        ..config(1 << 20)
+    };
+    let server = ServerHandle::spawn(limits).unwrap();
+    let mut idle = raw(&server);
+    let mut half_header = raw(&server);
+    half_header.write_all(&get_request(1, b"k")[..20]).unwrap();
+    let mut half_value = raw(&server);
+    let mut put = Vec::new();
+    wire::encode_put_head(&mut put, 2, b"", b"k", 500_000, 0).unwrap();
+    put.extend_from_slice(&[0; 100_000]);
+    half_value.write_all(&put).unwrap();
+    for stream in [&mut half_header, &mut half_value, &mut idle] {
+        assert_ended(stream);
+    }
+    let mut client = SliceClient::connect(server.addr(), TIMEOUT).unwrap();
+    let after = until(&mut client, "giving back the half value", |stats| stats.used_bytes == 0);
+    assert_eq!((after.connections, after.connections_timed_out), (1, 3));
+}
+
+#[test]
+fn stopping_ends_everything_that_is_under_way() {
+    let (server, mut client) = start(64 << 20);
+    client.put(b"", b"k", &content(1, 32 << 20)).unwrap();
+    let mut idle = raw(&server);
+    let mut slow_reader = raw(&server);
+    for id in 0..10 {
+        slow_reader.write_all(&get_request(id, b"k")).unwrap();
+    }
+    let mut half_header = raw(&server);
+    half_header.write_all(&get_request(1, b"k")[..20]).unwrap();
+    let mut half_value = raw(&server);
+    let mut put = Vec::new();
+    wire::encode_put_head(&mut put, 2, b"", b"l", 20_000_000, 0).unwrap();
+    put.extend_from_slice(&[0; 100_000]);
+    half_value.write_all(&put).unwrap();
+    until(&mut client, "beginning all", |stats| {
+        stats.connections == 5 && stats.gets > 1 && stats.used_bytes > 50_000_000
+    });
+    server.stop().unwrap();
+    for stream in [&mut idle, &mut half_header, &mut half_value] {
+        assert_ended(stream);
+    }
+    let mut rest = Vec::new();
+    let _ = slow_reader.read_to_end(&mut rest);
+    assert!(rest.len() < 10 * (32 << 20));
+}
+
+#[test]
+fn dropping_the_handle_stops_and_the_address_is_free_again() {
+    let (server, mut client) = start(1 << 20);
+    let addr = server.addr();
+    client.ping().unwrap();
+    drop(server);
+    assert!(client.ping().is_err());
+    let again = ServerHandle::spawn(ServerConfig { listen: addr, ..config(1 << 20) }).unwrap();
+    assert_eq!(again.addr(), addr);
+    // Taken now: the error names the address.
+    let error = ServerHandle::spawn(ServerConfig { listen: addr, ..config(1 << 20) }).unwrap_err();
+    assert!(error.to_string().contains(&addr.to_string()), "{error}");
+}
+
+#[test]
+fn settings_out_of_range_are_named() {
+    let base = || config(1 << 20);
+    let cases = [
+        ("max_connections", ServerConfig { max_connections: 0, ..base() }),
+        ("max_connections", ServerConfig { max_connections: usize::MAX, ..base() }),
+        ("max_outstanding", ServerConfig { max_outstanding: 0, ..base() }),
+        ("idle_timeout", ServerConfig { idle_timeout: Duration::ZERO, ..base() }),
+        ("stall_timeout", ServerConfig { stall_timeout: Duration::ZERO, ..base() }),
+    ];
+    for (name, config) in cases {
+        match ServerHandle::spawn(config) {
+            Err(Error::Config { setting, .. }) => assert_eq!(setting, name),
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+    let error = ServerHandle::spawn(config(0)).unwrap_err();
+    assert!(matches!(error, Error::Memory(_)), "{error}");
+}

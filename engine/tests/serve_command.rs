@@ -1,0 +1,152 @@
+//! `hotslice serve` as a process: readiness, signals, descriptors.
+
+#![allow(clippy::unwrap_used, reason = "a test's helpers may panic as its functions may")]
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use hotslice::origin::SliceClient;
+use hotslice::server::ServerStats;
+
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A server process; killed when a test fails.
+struct Process {
+    child: Child,
+    addr: SocketAddr,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn serve(arguments: &str, limits: &str) -> Process {
+    let command = env!("CARGO_BIN_EXE_hotslice");
+    let script =
+        format!("{limits} exec '{command}' serve --listen 127.0.0.1:0 --json --pages off {arguments}");
+    let mut child =
+        Command::new("/bin/sh").args(["-c", &script]).stdout(Stdio::piped()).spawn().expect("a shell");
+    let mut line = String::new();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    out.read_line(&mut line).unwrap();
+    let ready: serde_json::Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(ready["pid"].as_u64(), Some(child.id().into()));
+    let addr = ready["listening"].as_str().unwrap().parse().unwrap();
+    Process { child, addr }
+}
+
+impl Process {
+    fn client(&self) -> SliceClient {
+        SliceClient::connect(self.addr, TIMEOUT).unwrap()
+    }
+
+    fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
+    }
+
+    fn signal(&mut self, signal: i32) -> Option<i32> {
+        // SAFETY: kill touches no memory; the child is not waited for yet, so its id is its own.
+        assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
+        self.child.wait().unwrap().code()
+    }
+}
+
+fn stats(client: &mut SliceClient) -> ServerStats {
+    serde_json::from_str(&client.stats().unwrap()).unwrap()
+}
+
+fn until(client: &mut SliceClient, is_so: impl Fn(&ServerStats) -> bool) -> ServerStats {
+    let start = Instant::now();
+    loop {
+        let now = stats(client);
+        if is_so(&now) {
+            return now;
+        }
+        assert!(start.elapsed() < TIMEOUT, "{now:?}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn both_signals_end_it_in_order_also_with_work_under_way() {
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        let mut server = serve("--writable --capacity 64MiB", "");
+        let mut client = server.client();
+        client.put(b"", b"k", &vec![5; 20 << 20]).unwrap();
+        assert_eq!(client.get(b"", b"k").unwrap().unwrap().bytes, vec![5; 20 << 20]);
+        let mut reader = server.client();
+        let idle = TcpStream::connect(server.addr).unwrap();
+        assert_eq!(server.signal(signal), Some(0));
+        assert!(client.ping().is_err());
+        assert!(reader.ping().is_err());
+        drop(idle);
+    }
+}
+
+#[test]
+fn it_is_read_only_unless_told_otherwise() {
+    let server = serve("--capacity 64MiB", "");
+    let error = server.client().put(b"", b"k", b"v").unwrap_err();
+    assert!(error.to_string().contains("--writable"), "{error}");
+}
+
+#[test]
+fn descriptors_are_given_back() {
+    let server = serve("--capacity 64MiB", "");
+    let mut client = server.client();
+    client.ping().unwrap();
+    let before = server.descriptors();
+    let streams: Vec<_> = (0..200).map(|_| TcpStream::connect(server.addr).unwrap()).collect();
+    until(&mut client, |stats| stats.connections == 201);
+    assert_eq!(server.descriptors(), before + 200);
+    drop(streams);
+    until(&mut client, |stats| stats.connections == 1);
+    assert_eq!(server.descriptors(), before);
+}
+
+#[test]
+fn running_out_of_descriptors_neither_ends_nor_spins_it() {
+    let mut server = serve("--capacity 64MiB", "ulimit -n 32;");
+    let mut client = server.client();
+    client.ping().unwrap();
+    let start = Instant::now();
+    let streams: Vec<_> = (0..60).map(|_| TcpStream::connect(server.addr).unwrap()).collect();
+    let short = until(&mut client, |stats| stats.accept_errors >= 4);
+    // Pauses of 10, 20 and 40 ms lie between four failures.
+    assert!(start.elapsed() >= Duration::from_millis(70));
+    assert!(short.connections < 32, "{short:?}");
+    drop(streams);
+    // The next attempts take what waits in the backlog, see that it has ended, and go on.
+    server.client().ping().unwrap();
+    until(&mut client, |stats| stats.connections == 1);
+    assert_eq!(server.signal(libc::SIGTERM), Some(0));
+}
+
+#[test]
+fn wrong_settings_end_it_with_an_error_that_names_them() {
+    let cases: [(&[&str], &str); 5] = [
+        (&["--listen", "127.0.0.1:0", "--capacity", "many"], "capacity"),
+        (&["--listen", "127.0.0.1:0", "--capacity", "64MiB", "--max-connections", "0"], "max_connections"),
+        (&["--listen", "127.0.0.1:0", "--capacity", "64MiB", "--idle-timeout-ms", "0"], "idle_timeout"),
+        (&["--listen", "127.0.0.1:0", "--capacity", "64MiB", "--pages", "some"], "required, preferred, off"),
+        (&["--listen", "nowhere"], "nowhere"),
+    ];
+    for (arguments, named) in cases {
+        // A server that wrongly starts must end all the same.
+        let mut child = Command::new("timeout")
+            .args(["20", env!("CARGO_BIN_EXE_hotslice"), "serve"])
+            .args(arguments)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut text = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+        assert!(!child.wait().unwrap().success());
+        assert!(text.contains(named), "{arguments:?}: {text}");
+    }
+}
