@@ -24,6 +24,8 @@ pub(crate) mod request;
 mod ring;
 pub(crate) mod shared;
 mod store;
+#[cfg(test)]
+mod store_tests;
 mod value;
 
 pub use ring::{RingReport, probe_ring};

@@ -112,7 +112,7 @@ impl Lease {
         if self.shared.fork.forked() {
             return Err(Error::Forked);
         }
-        let got = self.segments().fold(0, |crc, segment| crc32c::crc32c_append(crc, segment));
+        let got = self.segments().fold(0, crc32c::crc32c_append);
         let want = self.crc32c();
         if got == want { Ok(()) } else { Err(Error::Corrupt { got, want }) }
     }
@@ -130,8 +130,7 @@ impl Drop for Lease {
         // SAFETY: `pin` is taken here and nowhere else, and not used afterwards.
         let pin = unsafe { ManuallyDrop::take(&mut self.pin) };
         if self.shared.fork.forked() {
-            // The table's pins belong to the parent's copy; this one is only memory.
-            std::mem::forget(pin);
+            // The pins of a child's copy of the table keep nothing.
             return;
         }
         self.shared.table.release(pin);

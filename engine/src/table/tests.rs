@@ -1,5 +1,7 @@
 //! Single-threaded behaviour of the table, and one run of real threads; interleavings are loom's work.
 
+#![allow(clippy::unwrap_used)]
+
 use super::*;
 use proptest::prelude::*;
 use std::collections::HashMap;

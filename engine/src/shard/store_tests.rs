@@ -1,0 +1,168 @@
+//! The store against a model: a map of values, a list of leases, and a count of granules.
+
+#![allow(clippy::unwrap_used)]
+
+use super::request::Scope;
+use super::store::{NoRoom, Room, Store};
+use super::value::Value;
+use crate::Namespace;
+use crate::key::OwnedKey;
+use crate::memory::{ExtentAllocator, granules_for};
+use crate::policy::{self, PolicyKind};
+use crate::stats::ShardCounters;
+use crate::table::{Pin, Table};
+use proptest::prelude::*;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+const BLOCKS: u32 = 3;
+const GRANULES_PER_BLOCK: u32 = 16;
+const SLOTS: u32 = 12;
+
+struct Bed {
+    store: Store,
+    table: Arc<Table<Value>>,
+    counters: ShardCounters,
+    /// Bytes of the values that lookups must find, by key.
+    resident: HashMap<u8, (u32, u64)>,
+    /// Pins held, with the slot, key and length of what they pin.
+    held: Vec<(Pin, u8, u64)>,
+    filling: Vec<(Room, u8, u64)>,
+}
+
+fn key(key: u8) -> OwnedKey {
+    Namespace(u32::from(key) % 2).key(&[key]).to_owned()
+}
+
+fn hash(key: u8) -> u64 {
+    // Few hashes, so that keys collide.
+    u64::from(key % 3)
+}
+
+impl Bed {
+    fn new(kind: PolicyKind) -> Self {
+        let (table, writer) = Table::new(SLOTS, Box::new(|| {}));
+        let extents = ExtentAllocator::new(BLOCKS, GRANULES_PER_BLOCK);
+        let policy = policy::build(kind, SLOTS, u64::from(extents.total_granules()));
+        Self {
+            store: Store::new(writer, extents, policy),
+            table,
+            counters: ShardCounters::default(),
+            resident: HashMap::new(),
+            held: Vec::new(),
+            filling: Vec::new(),
+        }
+    }
+
+    /// Drops from the model what the store has evicted; nothing else may have gone.
+    fn sync(&mut self) {
+        let store = &self.store;
+        self.resident.retain(|&k, &mut (slot, _)| store.lookup(hash(k), key(k).borrow()) == Some(slot));
+    }
+
+    fn unpinned_granules(&self) -> u64 {
+        let pinned = |k: u8, len: u64| self.held.iter().any(|&(_, held, l)| held == k && l == len);
+        self.resident
+            .iter()
+            .filter(|&(&k, &(_, len))| !pinned(k, len))
+            .map(|(_, &(_, len))| granules_for(len))
+            .sum()
+    }
+
+    fn reserve(&mut self, k: u8, len: u64) {
+        let used = self.counters.used_bytes.get() / 4096;
+        let could = u64::from(BLOCKS * GRANULES_PER_BLOCK) - used + self.unpinned_granules();
+        let before = self.resident.len();
+        match self.store.reserve(len, &self.counters) {
+            Ok(room) => {
+                let granules: u64 = room.extents.iter().map(|e| u64::from(e.len)).sum();
+                assert_eq!(granules, granules_for(len));
+                self.filling.push((room, k, len));
+            }
+            Err(NoRoom::Never) => assert!(granules_for(len) > u64::from(BLOCKS * GRANULES_PER_BLOCK)),
+            Err(NoRoom::Pinned) => {
+                let slots_left = self.held.len() + self.filling.len() >= SLOTS as usize;
+                assert!(could < granules_for(len) || slots_left, "{could} granules could be had for {len} bytes");
+                self.store.sated();
+            }
+        }
+        self.sync();
+        assert!(self.resident.len() <= before);
+    }
+
+    fn publish(&mut self, keep: bool) {
+        let Some((room, k, len)) = self.filling.pop() else { return };
+        let slot = room.slot;
+        let value = Value { key: key(k), extents: room.extents, len, version: 0, crc32c: 0 };
+        let pins = self.store.publish(slot, hash(k), value, 1, keep, &self.counters);
+        self.held.extend(pins.into_iter().map(|pin| (pin, k, len)));
+        self.resident.remove(&k);
+        if keep {
+            self.resident.insert(k, (slot, len));
+        }
+    }
+
+    fn check(&self) {
+        self.store.validate();
+        for (pin, k, len) in &self.held {
+            let value = self.table.entry(pin);
+            assert!(value.is(key(*k).borrow()) && value.len == *len, "a lease changed");
+        }
+        let bytes: u64 = self.resident.values().map(|(_, len)| len).sum();
+        assert_eq!(self.counters.entries.get(), self.resident.len() as u64);
+        assert_eq!(self.counters.value_bytes.get(), bytes);
+    }
+}
+
+fn step() -> impl Strategy<Value = (u8, u8, u64)> {
+    (0u8..8, 0u8..10, prop_oneof![Just(0u64), 1u64..9_000, 1u64..250_000])
+}
+
+proptest! {
+    #[test]
+    fn slots_extents_and_policy_stay_in_step(
+        clock in any::<bool>(),
+        steps in proptest::collection::vec(step(), 0..250),
+    ) {
+        let mut bed = Bed::new(if clock { PolicyKind::Clock } else { PolicyKind::S3Fifo });
+        for (kind, k, len) in steps {
+            match kind {
+                0 | 1 => bed.reserve(k, len),
+                2 => bed.publish(true),
+                3 => bed.publish(k % 2 == 0),
+                4 => if let Some((room, ..)) = bed.filling.pop() { bed.store.cancel(room, &bed.counters) },
+                5 => if let Some(pin) = bed.table.acquire(hash(k), |v| v.is(key(k).borrow())) {
+                    let len = bed.table.entry(&pin).len;
+                    prop_assert_eq!(bed.resident.get(&k).map(|r| r.1), Some(len));
+                    bed.held.push((pin, k, len));
+                },
+                6 => if !bed.held.is_empty() {
+                    let (pin, ..) = bed.held.swap_remove(len as usize % bed.held.len());
+                    bed.table.release(pin);
+                    bed.store.reclaim(&bed.counters);
+                },
+                _ => {
+                    let scope = match k {
+                        0..=5 => Scope::Key(hash(k), key(k)),
+                        6 => Scope::Prefix(Namespace(0).key(&[4]).to_owned()),
+                        7 => Scope::Namespace(Namespace(1)),
+                        _ => Scope::All,
+                    };
+                    let covered = bed.resident.keys().filter(|&&k| scope.covers(key(k).borrow())).count();
+                    prop_assert_eq!(bed.store.invalidate(&scope, &bed.counters), covered as u64);
+                    bed.resident.retain(|&k, _| !scope.covers(key(k).borrow()));
+                }
+            }
+            bed.check();
+        }
+        for (pin, ..) in std::mem::take(&mut bed.held) {
+            bed.table.release(pin);
+        }
+        for (room, ..) in std::mem::take(&mut bed.filling) {
+            bed.store.cancel(room, &bed.counters);
+        }
+        bed.store.invalidate(&Scope::All, &bed.counters);
+        bed.store.reclaim(&bed.counters);
+        prop_assert_eq!((bed.counters.used_bytes.get(), bed.counters.condemned.get()), (0, 0));
+    }
+}
