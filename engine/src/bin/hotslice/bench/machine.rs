@@ -1,0 +1,45 @@
+//! Facts of the machine that a figure means nothing without.
+
+use serde::Serialize;
+
+#[derive(Clone, Debug, Serialize)]
+pub struct Machine {
+    pub kernel: String,
+    pub processor: String,
+    pub cores: usize,
+    pub congestion_control: String,
+    pub hugepages_free: usize,
+    pub transparent_hugepages: String,
+}
+
+impl Machine {
+    pub fn look() -> Self {
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+        let processor = read("/proc/cpuinfo")
+            .lines()
+            .find_map(|line| {
+                line.strip_prefix("model name")?.split_once(':').map(|(_, name)| name.trim().to_owned())
+            })
+            .unwrap_or_else(|| std::env::consts::ARCH.to_owned());
+        Self {
+            kernel: read("/proc/sys/kernel/osrelease"),
+            processor,
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            congestion_control: read("/proc/sys/net/ipv4/tcp_congestion_control"),
+            hugepages_free: hotslice::memory::hugepage_pool().available(),
+            transparent_hugepages: hotslice::memory::thp_mode().unwrap_or_else(|| "none".to_owned()),
+        }
+    }
+
+    pub fn text(&self) -> String {
+        format!(
+            "Linux {}, {}, {} cores; TCP congestion control {}; {} hugepages free, transparent hugepages {}",
+            self.kernel,
+            self.processor,
+            self.cores,
+            self.congestion_control,
+            self.hugepages_free,
+            self.transparent_hugepages
+        )
+    }
+}
