@@ -15,6 +15,13 @@ pub struct Difference {
     pub got: u8,
 }
 
+impl std::fmt::Display for Difference {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { offset, expected, got } = self;
+        write!(f, "wrong byte at offset {offset}: expected {expected:#04x}, got {got:#04x}")
+    }
+}
+
 impl Content {
     pub fn of(key: &str) -> Self {
         Self { seed: crc32c::crc32c(key.as_bytes()) }

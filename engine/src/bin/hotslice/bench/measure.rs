@@ -1,4 +1,4 @@
-//! Clocks, and latencies in a histogram.
+//! Clocks, latencies in a histogram, and what is made of several rounds.
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
@@ -7,6 +7,11 @@ use std::time::Duration;
 /// CPU time of this process, all threads, user and system.
 pub fn process_cpu() -> Duration {
     clock(libc::CLOCK_PROCESS_CPUTIME_ID)
+}
+
+/// CPU time of the calling thread, user and system.
+pub fn thread_cpu() -> Duration {
+    clock(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
 fn clock(id: libc::clockid_t) -> Duration {
@@ -39,10 +44,7 @@ impl Latencies {
     }
 
     pub fn record(&mut self, latency: Duration) {
-        self.record_ns(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
-    }
-
-    pub fn record_ns(&mut self, ns: u64) {
+        let ns = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
         self.0.saturating_record(ns.max(1));
     }
 
@@ -60,6 +62,31 @@ impl Latencies {
             p99_9: ms(0.999),
             max: self.0.max() as f64 / 1e6,
         }
+    }
+}
+
+/// CPU time of the whole process over a stretch of work, less what the calling thread spends on the bench's
+/// own behalf. So it holds what the engine's threads do after a call has returned, too.
+pub struct CpuMeter {
+    started: Duration,
+    excluded: Duration,
+}
+
+impl CpuMeter {
+    pub fn start() -> Self {
+        Self { started: process_cpu(), excluded: Duration::ZERO }
+    }
+
+    /// Does work of the bench's own (checking, other measurements) that is not to be counted.
+    pub fn excluding<T>(&mut self, work: impl FnOnce() -> T) -> T {
+        let before = thread_cpu();
+        let result = work();
+        self.excluded += thread_cpu().saturating_sub(before);
+        result
+    }
+
+    pub fn spent(&self) -> Duration {
+        process_cpu().saturating_sub(self.started + self.excluded)
     }
 }
 
@@ -81,8 +108,56 @@ impl Cost {
     }
 }
 
-/// The middle value.
-pub fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+/// Figures of several rounds: the middle one and how far the others lie apart.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Spread {
+    pub median: f64,
+    pub least: f64,
+    pub most: f64,
+}
+
+impl Spread {
+    /// Of at least one figure.
+    pub fn of(mut figures: Vec<f64>) -> Self {
+        figures.sort_by(f64::total_cmp);
+        let at = |index: usize| figures.get(index).copied().unwrap_or(f64::NAN);
+        Self { median: at(figures.len() / 2), least: at(0), most: at(figures.len().wrapping_sub(1)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spread_is_the_middle_and_the_ends() {
+        let spread = Spread::of(vec![3.0, 1.0, 2.0, 9.0, 8.0]);
+        assert_eq!((spread.median, spread.least, spread.most), (3.0, 1.0, 9.0));
+        assert!(Spread::of(Vec::new()).median.is_nan());
+    }
+
+    #[test]
+    fn excluded_work_is_not_counted() {
+        let burn = || {
+            let until = thread_cpu() + Duration::from_millis(40);
+            while thread_cpu() < until {}
+        };
+        let mut meter = CpuMeter::start();
+        meter.excluding(burn);
+        burn();
+        // Other tests of this process may add to it: only the lower bound is certain.
+        let spent = meter.spent();
+        assert!(spent >= Duration::from_millis(39), "{spent:?}");
+        assert!(meter.excluded >= Duration::from_millis(40));
+    }
+
+    #[test]
+    fn percentiles_are_in_milliseconds() {
+        let mut latencies = Latencies::new();
+        (1..=100u64).for_each(|ms| latencies.record(Duration::from_millis(ms)));
+        let percentiles = latencies.percentiles_ms();
+        assert_eq!(percentiles.count, 100);
+        assert!((percentiles.p50 - 50.0).abs() < 0.1, "{percentiles:?}");
+        assert!((percentiles.max - 100.0).abs() < 0.1, "{percentiles:?}");
+    }
 }
