@@ -34,15 +34,27 @@ enum Command {
     Doctor(doctor::DoctorArgs),
 }
 
+impl Command {
+    /// What is logged unless `HOTSLICE_LOG` says otherwise.
+    fn default_log(&self) -> &'static str {
+        match self {
+            // It opens many caches and reports itself what they obtained.
+            Command::Bench(_) => "warn,hotslice::shard=error,hotslice::shard::arrivals=warn",
+            _ => "warn",
+        }
+    }
+}
+
 fn main() -> ExitCode {
+    let command = Cli::parse().command;
     tracing_subscriber::fmt()
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_env("HOTSLICE_LOG")
-                .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn")),
+                .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(command.default_log())),
         )
         .with_writer(std::io::stderr)
         .init();
-    match Cli::parse().command {
+    match command {
         Command::Serve(args) => serve::run(args),
         Command::Put(args) => ops::put(args),
         Command::Get(args) => ops::get(args),

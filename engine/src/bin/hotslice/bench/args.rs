@@ -11,8 +11,10 @@ const VALUE_BYTES_MAX: u64 = 1 << 30;
 
 /// Settings of the bench; each is explained in `hotslice bench --help`.
 #[derive(Clone, Debug, clap::Args, Serialize)]
-#[command(after_help = "Exit codes: 0 done; 1 a wrong byte or another error; 2 bad arguments; 3 a bar was missed \
-                        (with --strict).\nFigures depend on what else the machine does: compare ratios, not times.")]
+#[command(
+    after_help = "Exit codes: 0 done; 1 a wrong byte or another error; 2 bad arguments; 3 a bar was missed \
+                        (with --strict).\nFigures depend on what else the machine does: compare ratios, not times."
+)]
 pub struct BenchArgs {
     /// Value sizes, each with the size of its cache
     #[arg(long, value_name = "VALUE=CACHE", value_delimiter = ',', default_value = "10MB=400MB,25MB=800MB",

@@ -1,92 +1,105 @@
-//! What this machine can do without us: a copy, and a blocking receive loop.
+//! What this machine can do without the engine: a copy, and a blocking receive loop.
 
 use super::content::Content;
-use super::measure::{Cost, Latencies, Percentiles, process_cpu};
-use hotslice::memory::{Arena, ArenaConfig, CopyMethod, LockPolicy, PagePolicy, copy_with, fastest_copy};
+use super::measure::{Cost, Latencies, Percentiles, thread_cpu};
+use super::regions::Regions;
+use hotslice::memory::{CopyMethod, PagePolicy, copy_with, fastest_copy};
 use hotslice::wire::{self, RESPONSE_HEADER_BYTES, ResponseHeader, Status};
 use serde::Serialize;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-/// Memory of the kind that caches use, one region per value, each within its own blocks.
-pub struct Regions {
-    arena: Arena,
-    len: usize,
-}
+/// Regions that floors rotate over: more than a last-level cache holds at the sizes that matter.
+pub const ROTATION: usize = 25;
 
-impl Regions {
-    pub fn new(count: usize, len: usize, pages: PagePolicy) -> Result<Self, String> {
-        let block_bytes = len.next_power_of_two().max(2 << 20);
-        let config =
-            ArenaConfig { capacity_bytes: count * block_bytes, block_bytes, pages, lock: LockPolicy::Off };
-        let arena = Arena::map(&config).map_err(|e| e.to_string())?;
-        Ok(Self { arena, len })
-    }
+/// How long the server may be silent before the receive loop gives up.
+const SILENCE: Duration = Duration::from_secs(60);
 
-    pub fn count(&self) -> usize {
-        self.arena.block_count()
-    }
-
-    pub fn ptr(&self, index: usize) -> *mut u8 {
-        self.arena.block(index).base().as_ptr()
-    }
-
-    /// The first `count` regions as slices.
-    pub fn slices(&mut self, count: usize) -> Vec<&mut [u8]> {
-        assert!(count <= self.count());
-        // SAFETY: as in `slice`; the blocks are different ones.
-        (0..count).map(|i| unsafe { std::slice::from_raw_parts_mut(self.ptr(i), self.len) }).collect()
-    }
-
-    /// The region as a slice. Exclusive by `&mut`.
-    pub fn slice(&mut self, index: usize) -> &mut [u8] {
-        assert!(index < self.count());
-        // SAFETY: a block of this arena holds at least `len` bytes, is mapped while `self` lives, and is lent
-        // out by `&mut self` alone.
-        unsafe { std::slice::from_raw_parts_mut(self.ptr(index), self.len) }
-    }
-}
-
+/// One way to copy, measured.
 #[derive(Clone, Debug, Serialize)]
 pub struct CopyFloor {
     pub method: &'static str,
     pub value_bytes: usize,
+    /// Whether the engine chose it for its large copies.
     pub used_by_engine: bool,
     pub ms: Percentiles,
+    /// At the median.
     pub gb_per_s: f64,
 }
 
 /// Every way to copy, over rotating regions, so that nothing is left in a cache from the round before.
-pub fn copies(len: usize, count: usize, rounds: usize, pages: PagePolicy) -> Result<Vec<CopyFloor>, String> {
-    let (mut from, to) = (Regions::new(count, len, pages)?, Regions::new(count, len, pages)?);
-    for index in 0..from.count() {
-        from.slice(index).fill(index as u8);
-    }
-    let methods = CopyMethod::available();
-    let mut latencies: Vec<Latencies> = methods.iter().map(|_| Latencies::new()).collect();
-    for _ in 0..rounds {
-        for (&method, latencies) in methods.iter().zip(&mut latencies) {
-            for index in 0..from.count() {
-                let started = Instant::now();
-                // SAFETY: two arenas, both regions hold `len` bytes, the method is available.
-                unsafe { copy_with(method, to.ptr(index), from.ptr(index), len) };
-                latencies.record(started.elapsed());
-            }
+pub struct Copies {
+    from: Regions,
+    to: Regions,
+    len: usize,
+    methods: Vec<(CopyMethod, Latencies)>,
+}
+
+impl Copies {
+    pub fn new(len: usize, count: usize, pages: PagePolicy) -> Result<Self, String> {
+        let (mut from, to) = (Regions::new(count, len, pages)?, Regions::new(count, len, pages)?);
+        for (i, region) in from.slices(count).into_iter().enumerate() {
+            region.fill(i as u8);
         }
+        let methods = CopyMethod::available().into_iter().map(|method| (method, Latencies::new())).collect();
+        Ok(Self { from, to, len, methods })
     }
-    Ok(methods
-        .iter()
-        .zip(&latencies)
-        .map(|(&method, latencies)| CopyFloor {
+
+    /// Copies one region by one method after the other, each to another place. Returns their times, in the
+    /// methods' order.
+    pub fn step(&mut self, index: usize) -> Vec<Duration> {
+        let (len, count, methods) = (self.len, self.from.count(), self.methods.len());
+        let mut times = Vec::with_capacity(methods);
+        for (shift, (method, latencies)) in self.methods.iter_mut().enumerate() {
+            // Each method at its own place in the rotation: none finds what another left in a cache.
+            let at = (index + shift * count / methods) % count;
+            let (to, from) = (self.to.ptr(at), self.from.ptr(at));
+            let started = Instant::now();
+            // SAFETY: two arenas, both regions hold `len` bytes, the method is available.
+            unsafe { copy_with(*method, to, from, len) };
+            let time = started.elapsed();
+            latencies.record(time);
+            times.push(time);
+        }
+        times
+    }
+
+    /// Number of regions.
+    pub fn count(&self) -> usize {
+        self.from.count()
+    }
+
+    /// Position of the method whose median is best.
+    pub fn fastest(&self) -> usize {
+        let medians = self.methods.iter().map(|(_, latencies)| latencies.quantile_ns(0.5));
+        medians.enumerate().min_by_key(|&(_, median)| median).map_or(0, |(position, _)| position)
+    }
+
+    /// What was measured, method by method.
+    pub fn report(&self) -> Vec<CopyFloor> {
+        let floor = |(method, latencies): &(CopyMethod, Latencies)| CopyFloor {
             method: method.name(),
-            value_bytes: len,
-            used_by_engine: method == fastest_copy(),
+            value_bytes: self.len,
+            used_by_engine: *method == fastest_copy(),
             ms: latencies.percentiles_ms(),
-            gb_per_s: len as f64 / latencies.quantile_ns(0.5) as f64,
-        })
-        .collect())
+            gb_per_s: self.len as f64 / latencies.quantile_ns(0.5) as f64,
+        };
+        self.methods.iter().map(floor).collect()
+    }
+}
+
+/// The receive loop, measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct ReceiveFloor {
+    pub value_bytes: usize,
+    pub ms: Percentiles,
+    pub gb_per_s: f64,
+    /// Of the receiving thread.
+    pub cpu_s_per_gb: f64,
+    /// Of the receiving socket; the server's is the system's default, unless it is told otherwise.
+    pub congestion_control: String,
 }
 
 /// A plain client: one connection, one request at a time, `recv(MSG_WAITALL)` of the whole value straight into
@@ -96,26 +109,39 @@ pub struct ReceiveLoop {
     regions: Regions,
     next_region: usize,
     request_id: u64,
+    len: usize,
     pub latencies: Latencies,
     pub cost: Cost,
 }
 
 impl ReceiveLoop {
+    /// For values of `len` bytes, received into `count` regions in turn.
     pub fn connect(server: SocketAddr, count: usize, len: usize, pages: PagePolicy) -> Result<Self, String> {
-        let stream = TcpStream::connect(server).map_err(|e| format!("cannot connect to {server}: {e}"))?;
-        stream.set_nodelay(true).map_err(|e| e.to_string())?;
+        let connect = || {
+            let stream = TcpStream::connect_timeout(&server, SILENCE)?;
+            stream.set_nodelay(true)?;
+            stream.set_read_timeout(Some(SILENCE))?;
+            stream.set_write_timeout(Some(SILENCE))?;
+            Ok(stream)
+        };
         Ok(Self {
-            stream,
+            stream: connect().map_err(|e: std::io::Error| format!("cannot connect to {server}: {e}"))?,
             regions: Regions::new(count, len, pages)?,
             next_region: 0,
             request_id: 0,
+            len,
             latencies: Latencies::new(),
             cost: Cost::default(),
         })
     }
 
-    /// Reads one value, timed, and checks it, untimed.
-    pub fn read(&mut self, key: &str) -> Result<(), String> {
+    /// Forgets what was measured.
+    pub fn reset(&mut self) {
+        (self.latencies, self.cost) = (Latencies::new(), Cost::default());
+    }
+
+    /// Reads one value, timed, and checks it, untimed. Returns the time.
+    pub fn read(&mut self, key: &str) -> Result<Duration, String> {
         self.request_id += 1;
         let mut request = Vec::new();
         let id = self.request_id;
@@ -123,38 +149,64 @@ impl ReceiveLoop {
             .map_err(|e| e.to_string())?;
         let index = self.next_region;
         self.next_region = (index + 1) % self.regions.count();
-        let (cpu, started) = (process_cpu(), Instant::now());
-        let len = self.exchange(&request, index)?;
+        self.regions.spoil(index);
+        let (cpu, started) = (thread_cpu(), Instant::now());
+        self.exchange(&request, index)?;
         let wall = started.elapsed();
-        self.cost.cpu += process_cpu() - cpu;
+        self.cost.cpu += thread_cpu().saturating_sub(cpu);
         self.cost.wall += wall;
-        self.cost.bytes += len as u64;
+        self.cost.bytes += self.len as u64;
         self.latencies.record(wall);
-        Content::of(key)
-            .check(0, &self.regions.slice(index)[..len])
-            .map_err(|d| format!("the receive loop read a wrong byte of `{key}`: {d:?}"))
+        let checked = Content::of(key).check(0, self.regions.slice(index));
+        checked.map_err(|difference| format!("the receive loop, `{key}`: {difference}"))?;
+        Ok(wall)
     }
 
-    fn exchange(&mut self, request: &[u8], index: usize) -> Result<usize, String> {
+    fn exchange(&mut self, request: &[u8], index: usize) -> Result<(), String> {
         let mut header = [0; RESPONSE_HEADER_BYTES];
         self.stream.write_all(request).map_err(|e| format!("send: {e}"))?;
         self.stream.read_exact(&mut header).map_err(|e| format!("receive: {e}"))?;
         let header = ResponseHeader::decode(&header).map_err(|e| e.to_string())?;
-        let len = header.body_len as usize;
-        if header.status != Status::Ok || len > self.regions.len {
-            return Err(format!("the server answered {} with {len} bytes", header.status));
+        if header.status != Status::Ok || header.body_len != self.len as u64 {
+            return Err(format!("the server answered {} with {} bytes", header.status, header.body_len));
         }
-        let into = self.regions.slice(index).as_mut_ptr();
-        // SAFETY: the region holds `len` bytes and is this loop's own.
-        let got = unsafe { libc::recv(self.stream.as_raw_fd(), into.cast(), len, libc::MSG_WAITALL) };
-        if usize::try_from(got) != Ok(len) {
-            return Err(format!("recv gave {got} of {len} bytes: {}", std::io::Error::last_os_error()));
-        }
-        Ok(len)
+        self.receive(index)
     }
 
-    /// The congestion control of the connection (this side's; the server's default is the system's).
-    pub fn congestion_control(&self) -> String {
+    fn receive(&mut self, index: usize) -> Result<(), String> {
+        let mut done = 0;
+        // One call, unless a signal cuts it short.
+        while done < self.len {
+            let into = self.regions.ptr(index);
+            // SAFETY: the region holds `len` bytes, is this loop's own, and `done` is less than `len`.
+            let got = unsafe {
+                libc::recv(self.stream.as_raw_fd(), into.add(done).cast(), self.len - done, libc::MSG_WAITALL)
+            };
+            let error = std::io::Error::last_os_error();
+            match usize::try_from(got) {
+                Ok(0) => {
+                    return Err(format!("the server ended the connection after {done} bytes of a value"));
+                }
+                Ok(got) => done += got,
+                Err(_) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(_) => return Err(format!("recv after {done} of {} bytes: {error}", self.len)),
+            }
+        }
+        Ok(())
+    }
+
+    /// What was measured.
+    pub fn report(&self) -> ReceiveFloor {
+        ReceiveFloor {
+            value_bytes: self.len,
+            ms: self.latencies.percentiles_ms(),
+            gb_per_s: self.cost.gb_per_s(),
+            cpu_s_per_gb: self.cost.cpu_s_per_gb(),
+            congestion_control: self.congestion_control(),
+        }
+    }
+
+    fn congestion_control(&self) -> String {
         let mut name = [0u8; 16];
         let mut len = name.len() as libc::socklen_t;
         // SAFETY: passes the address and size of locals.

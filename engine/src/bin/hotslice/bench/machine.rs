@@ -2,9 +2,11 @@
 
 use serde::Serialize;
 
+/// What is printed beside the figures.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
     pub kernel: String,
+    pub architecture: &'static str,
     pub processor: String,
     pub cores: usize,
     pub congestion_control: String,
@@ -20,9 +22,10 @@ impl Machine {
             .find_map(|line| {
                 line.strip_prefix("model name")?.split_once(':').map(|(_, name)| name.trim().to_owned())
             })
-            .unwrap_or_else(|| std::env::consts::ARCH.to_owned());
+            .unwrap_or_else(|| "unknown processor".to_owned());
         Self {
             kernel: read("/proc/sys/kernel/osrelease"),
+            architecture: std::env::consts::ARCH,
             processor,
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             congestion_control: read("/proc/sys/net/ipv4/tcp_congestion_control"),
@@ -33,8 +36,10 @@ impl Machine {
 
     pub fn text(&self) -> String {
         format!(
-            "Linux {}, {}, {} cores; TCP congestion control {}; {} hugepages free, transparent hugepages {}",
+            "Linux {} {}, {}, {} cores; TCP congestion control {}; {} hugepages free before, transparent \
+             hugepages {}",
             self.kernel,
+            self.architecture,
             self.processor,
             self.cores,
             self.congestion_control,

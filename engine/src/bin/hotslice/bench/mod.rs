@@ -1,132 +1,49 @@
 //! `hotslice bench`: the whole way of the data, measured against this machine's floors, every byte checked.
+//!
+//! | file | what |
+//! |---|---|
+//! | `args` | what can be asked for |
+//! | `content` | contents that derive from key and offset, and their check |
+//! | `child` | the slice server as a child process |
+//! | `regions` | callers' buffers and floors' memory |
+//! | `measure` | clocks, histograms, spreads |
+//! | `rows` | reads through the engine |
+//! | `floors` | copies and the blocking receive loop |
+//! | `hits`, `bars` | the figures that the engine is held to |
+//! | `machine`, `report` | what is printed |
+//!
+//! It uses the public API alone, as a host would.
 
+mod args;
 mod bars;
 mod child;
 mod content;
 mod floors;
+mod hits;
 mod machine;
 mod measure;
+mod regions;
 mod report;
 mod rows;
 
+pub use args::BenchArgs;
+
+use args::{Geometry, Part};
 use child::ServerChild;
 use content::Content;
-use floors::{ReceiveLoop, Regions};
-use hotslice::memory::PagePolicy;
+use floors::{Copies, ROTATION, ReceiveLoop};
 use hotslice::origin::SliceClient;
-use hotslice::size::{format_bytes, parse_bytes};
-use hotslice::{Admission, Config};
+use hotslice::size::format_bytes;
 use indicatif::{ProgressBar, ProgressStyle};
 use machine::Machine;
-use report::{ReceiveFloor, Report};
-use rows::{Mode, Plan};
-use std::cell::Cell;
+use report::{CacheReport, Report};
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Settings of the bench; each is explained in `hotslice bench --help`.
-#[derive(Clone, Debug, clap::Args)]
-#[command(
-    after_help = "Exit codes: 0 done, 1 a wrong byte or another error, 2 bad arguments, 3 a bar was missed \
-                        (with --strict).\nFigures depend on what else the machine does: compare ratios, not times."
-)]
-pub struct BenchArgs {
-    /// Value sizes with the cache size for each
-    #[arg(long, value_name = "VALUE=CACHE", value_delimiter = ',', default_value = "10MB=400MB,25MB=800MB",
-          value_parser = parse_geometry)]
-    sizes: Vec<Geometry>,
-    /// Values of each size
-    #[arg(long, default_value_t = 25, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    count: u32,
-    /// Keys per call of the batch rows
-    #[arg(long, default_value_t = 5, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    batch: u32,
-    /// Rounds over all keys; the first one is reported on its own
-    #[arg(long, default_value_t = 10, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(2..=100_000))]
-    rounds: u32,
-    /// Use this slice server, which must be writable, instead of starting one
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    origin: Option<SocketAddr>,
-    /// Shards of the caches
-    #[arg(long, default_value_t = 1, value_name = "COUNT")]
-    shards: usize,
-    /// Cores for the shards, one each
-    #[arg(long, value_name = "CORE", value_delimiter = ',')]
-    cores: Vec<usize>,
-    /// Connections to the server at most
-    #[arg(long, default_value_t = 2, value_name = "COUNT")]
-    lanes: usize,
-    /// Bytes per receive operation at most
-    #[arg(long, default_value = "1MiB", value_name = "SIZE", value_parser = |text: &str| parse_bytes("receive-bytes", text))]
-    receive_bytes: u64,
-    /// Hugepages: required, preferred or off
-    #[arg(long, default_value = "preferred", value_name = "POLICY")]
-    pages: PagePolicy,
-    /// Only these parts
-    #[arg(long, value_delimiter = ',', value_name = "PART")]
-    only: Vec<Part>,
-    /// Fewer values and rounds, for a first look or for CI; everything is still checked
-    #[arg(long)]
-    quick: bool,
-    /// Exit with 3 if a bar is missed
-    #[arg(long)]
-    strict: bool,
-    /// Print one JSON document instead of tables
-    #[arg(long)]
-    json: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Part {
-    /// The table of reads.
-    Rows,
-    /// Copies and the receive loop.
-    Floors,
-    /// The figures that the engine is held to.
-    Bars,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Geometry {
-    value_bytes: usize,
-    cache_bytes: u64,
-}
-
-fn parse_geometry(text: &str) -> Result<Geometry, String> {
-    let (value, cache) = text.split_once('=').ok_or("expected VALUE=CACHE, such as 10MB=400MB")?;
-    let bytes = |text| parse_bytes("sizes", text).map_err(|e| e.to_string());
-    let (value_bytes, cache_bytes) = (bytes(value)?, bytes(cache)?);
-    if value_bytes == 0 || value_bytes > cache_bytes {
-        return Err("a value has at least one byte and fits into its cache".to_owned());
-    }
-    Ok(Geometry { value_bytes: value_bytes as usize, cache_bytes })
-}
-
-impl BenchArgs {
-    fn wants(&self, part: Part) -> bool {
-        self.only.is_empty() || self.only.contains(&part)
-    }
-
-    fn apply(&self, config: &mut Config) {
-        config.shards = self.shards;
-        config.cores = self.cores.clone();
-        config.lanes_per_peer = self.lanes;
-        config.receive_bytes = self.receive_bytes;
-        config.pages = self.pages;
-    }
-
-    fn keys(&self, geometry: &Geometry) -> Vec<String> {
-        (0..self.count).map(|i| format!("bench/{}/{i}", geometry.value_bytes)).collect()
-    }
-}
-
 /// Runs the command.
-pub fn run(mut args: BenchArgs) -> ExitCode {
-    if args.quick {
-        args.count = args.count.min(10);
-        args.rounds = args.rounds.min(3);
-    }
+pub fn run(args: BenchArgs) -> ExitCode {
+    let args = args.shortened();
     let report = match measure(&args) {
         Ok(report) => report,
         Err(error) => {
@@ -148,169 +65,177 @@ pub fn run(mut args: BenchArgs) -> ExitCode {
     if args.strict && report.bars.iter().any(|bar| !bar.met) { ExitCode::from(3) } else { ExitCode::SUCCESS }
 }
 
-/// Progress on standard error, if that is a terminal.
-struct Progress {
-    bar: ProgressBar,
-    values: Cell<u64>,
-}
+/// Progress on standard error, if that is a terminal; its unit is a value stored or read.
+struct Progress(ProgressBar);
 
 impl Progress {
-    fn new(total: u64) -> Self {
-        let bar = ProgressBar::new(total);
+    fn new(values: u64) -> Self {
+        let bar = ProgressBar::new(values);
         if let Ok(style) = ProgressStyle::with_template("{msg:36} {wide_bar} {pos}/{len} {eta}") {
             bar.set_style(style);
         }
-        Self { bar, values: Cell::new(0) }
+        Self(bar)
     }
 
-    fn say(&self, what: String) {
-        self.bar.set_message(what);
+    fn say(&self, what: impl Into<String>) {
+        self.0.set_message(what.into());
     }
+}
 
-    fn tick(&self, values: u64) {
-        self.values.set(self.values.get() + values);
-        self.bar.inc(values);
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
     }
 }
 
 fn measure(args: &BenchArgs) -> Result<Report, String> {
-    let needed: u64 = args.sizes.iter().map(|g| u64::from(args.count) * (g.value_bytes as u64 + 4096)).sum();
-    let bars_need = u64::from(args.count) * 10_004_096;
+    let machine = Machine::look();
     let child = match args.origin {
         Some(_) => None,
-        // Room for a block more per size, since values leave holes.
-        None => Some(ServerChild::start(needed + bars_need + (256 << 20))?),
+        None => Some(ServerChild::start(server_bytes(args), &args.pages.to_string())?),
     };
     let server = match (&child, args.origin) {
-        (Some(child), _) => child.address,
+        (Some(child), _) => child.ready.listening,
         (None, Some(origin)) => origin,
         (None, None) => return Err("there is no server".to_owned()),
     };
-    let per_row = u64::from(args.count) * u64::from(args.rounds);
-    let progress = Progress::new(args.sizes.len() as u64 * (u64::from(args.count) + 8 * per_row));
-    let mut report = Report {
-        machine: Machine::look(),
-        memory: None,
-        rows: Vec::new(),
-        copy_floors: Vec::new(),
-        receive_floors: Vec::new(),
-        bars: Vec::new(),
-        values_checked: 0,
-        bytes_checked: 0,
+    let mut bench = Bench {
+        args,
+        server,
+        stored: Vec::new(),
+        progress: Progress::new(values_total(args)),
+        report: Report {
+            settings: args.clone(),
+            machine,
+            server_memory: child.as_ref().map(|child| child.ready.memory),
+            caches: Vec::new(),
+            rows: Vec::new(),
+            copy_floors: Vec::new(),
+            receive_floors: Vec::new(),
+            bars: Vec::new(),
+        },
     };
-    for geometry in &args.sizes {
-        let keys = args.keys(geometry);
-        progress.say(format!("storing {} × {}", keys.len(), format_bytes(geometry.value_bytes as u64)));
-        store(server, &keys, geometry.value_bytes, &progress)?;
-        if args.wants(Part::Rows) {
-            measure_rows(args, geometry, &keys, server, &mut report, &progress)?;
-        }
-        if args.wants(Part::Floors) {
-            progress.say("floors".to_owned());
-            measure_floors(args, geometry, &keys, server, &mut report)?;
-        }
+    let measured = bench.measure();
+    if child.is_none() {
+        bench.clean_up();
     }
-    if args.wants(Part::Bars) {
-        progress.say("bars".to_owned());
-        measure_bars(args, server, &mut report, &progress)?;
-    }
-    progress.bar.finish_and_clear();
-    Ok(report)
+    measured.map(|()| bench.report)
 }
 
-fn store(server: SocketAddr, keys: &[String], value_bytes: usize, progress: &Progress) -> Result<(), String> {
-    let mut client = SliceClient::connect(server, Duration::from_secs(30)).map_err(|e| e.to_string())?;
-    for key in keys {
-        let value = Content::of(key).bytes(value_bytes);
-        client.put(b"", key.as_bytes(), &value).map_err(|e| format!("cannot store `{key}`: {e}"))?;
-        progress.tick(1);
-    }
-    Ok(())
+/// Memory that the server needs for all values.
+fn server_bytes(args: &BenchArgs) -> u64 {
+    let bytes = |count: usize, value_bytes: usize| count as u64 * (value_bytes as u64 + 4096);
+    let rows: u64 = args.sizes.iter().map(|g| bytes(args.count as usize, g.value_bytes)).sum();
+    let bars = if args.wants(Part::Bars) { bytes(ROTATION, bars::COMPARED_BYTES) } else { 0 };
+    // A value that replaces one of an earlier size in the list is there twice for a moment.
+    let largest = args.sizes.iter().map(|g| g.value_bytes as u64).max().unwrap_or(0);
+    rows + bars + largest + (64 << 20)
 }
 
-fn measure_rows(
-    args: &BenchArgs,
-    geometry: &Geometry,
-    keys: &[String],
+fn values_total(args: &BenchArgs) -> u64 {
+    let per_size = if args.wants(Part::Rows) { 1 + 8 * u64::from(args.rounds) } else { 1 };
+    args.sizes.len() as u64 * u64::from(args.count) * per_size
+}
+
+/// A run under way.
+struct Bench<'a> {
+    args: &'a BenchArgs,
     server: SocketAddr,
-    report: &mut Report,
-    progress: &Progress,
-) -> Result<(), String> {
-    let batch = (args.batch as usize).min(keys.len());
-    let mut buffers = Regions::new(batch, geometry.value_bytes, args.pages)?;
-    for cache_on in [false, true] {
-        let mut config = Config::new(geometry.cache_bytes);
-        config.admission = if cache_on { Admission::FirstMiss } else { Admission::Off };
-        let cache = bars::open(args, config, &[server])?;
-        report.memory = cache.reports().first().cloned();
-        for batch in [1, batch] {
-            for mode in [Mode::Lease, Mode::Copy] {
-                progress.say(format!(
-                    "{} × {} {}",
-                    if batch == 1 { "get" } else { "batch" },
-                    format_bytes(geometry.value_bytes as u64),
-                    if cache_on { "with cache" } else { "cache off" }
-                ));
-                let plan = Plan {
-                    keys,
-                    value_bytes: geometry.value_bytes,
-                    cache_bytes: geometry.cache_bytes,
-                    cache_on,
-                    batch,
-                    rounds: args.rounds as usize,
-                };
-                let row = rows::run(&cache, &plan, mode, &mut buffers, &|n| progress.tick(n))?;
-                report.values_checked += row.ms.count;
-                report.bytes_checked += row.ms.count * geometry.value_bytes as u64;
-                report.rows.push(row);
+    /// Keys that the server holds for this run.
+    stored: Vec<String>,
+    progress: Progress,
+    report: Report,
+}
+
+impl Bench<'_> {
+    fn measure(&mut self) -> Result<(), String> {
+        let args = self.args;
+        for &geometry in &args.sizes {
+            let keys = args.keys(geometry.value_bytes);
+            if args.wants(Part::Rows) || args.wants(Part::Floors) {
+                self.store(&keys, geometry.value_bytes)?;
+            }
+            if args.wants(Part::Rows) {
+                self.rows(geometry, &keys)?;
+            }
+            if args.wants(Part::Floors) {
+                self.floors(geometry, &keys)?;
             }
         }
+        if args.wants(Part::Bars) { self.bars() } else { Ok(()) }
     }
-    Ok(())
-}
 
-fn measure_floors(
-    args: &BenchArgs,
-    geometry: &Geometry,
-    keys: &[String],
-    server: SocketAddr,
-    report: &mut Report,
-) -> Result<(), String> {
-    let rounds = args.rounds as usize;
-    report.copy_floors.extend(floors::copies(geometry.value_bytes, keys.len(), rounds, args.pages)?);
-    let mut receive = ReceiveLoop::connect(server, keys.len(), geometry.value_bytes, args.pages)?;
-    for _ in 0..rounds {
+    fn client(&self) -> Result<SliceClient, String> {
+        SliceClient::connect(self.server, Duration::from_secs(30)).map_err(|e| e.to_string())
+    }
+
+    /// Puts values into the server.
+    fn store(&mut self, keys: &[String], value_bytes: usize) -> Result<(), String> {
+        self.progress.say(format!("storing {} × {}", keys.len(), format_bytes(value_bytes as u64)));
+        let mut client = self.client()?;
         for key in keys {
-            receive.read(key)?;
+            let value = Content::of(key).bytes(value_bytes);
+            self.stored.push(key.clone());
+            client.put(b"", key.as_bytes(), &value).map_err(|e| format!("cannot store `{key}`: {e}"))?;
+            self.progress.0.inc(1);
+        }
+        Ok(())
+    }
+
+    /// Takes the values out of a server that was there before. What fails is only said: the figures hold.
+    fn clean_up(&self) {
+        let removed = self.client().and_then(|mut client| {
+            self.stored
+                .iter()
+                .try_for_each(|key| client.remove(b"", key.as_bytes()).map(|_| ()).map_err(|e| e.to_string()))
+        });
+        if let Err(error) = removed {
+            eprintln!("warning: values of the bench may be left in the server: {error}");
         }
     }
-    report.values_checked += (rounds * keys.len()) as u64;
-    report.bytes_checked += receive.cost.bytes;
-    report.receive_floors.push(ReceiveFloor {
-        value_bytes: geometry.value_bytes,
-        ms: receive.latencies.percentiles_ms(),
-        gb_per_s: receive.cost.gb_per_s(),
-        cpu_s_per_gb: receive.cost.cpu_s_per_gb(),
-        congestion_control: receive.congestion_control(),
-    });
-    Ok(())
-}
 
-fn measure_bars(
-    args: &BenchArgs,
-    server: SocketAddr,
-    report: &mut Report,
-    progress: &Progress,
-) -> Result<(), String> {
-    let geometry = Geometry { value_bytes: 10_000_000, cache_bytes: 400_000_000 };
-    let keys = args.keys(&geometry);
-    if !args.sizes.iter().any(|g| g.value_bytes == geometry.value_bytes) {
-        store(server, &keys, geometry.value_bytes, progress)?;
+    fn rows(&mut self, geometry: Geometry, keys: &[String]) -> Result<(), String> {
+        let progress = &self.progress;
+        let done = |what: &str, values| {
+            progress.say(format!("{what}, {}", format_bytes(geometry.value_bytes as u64)));
+            progress.0.inc(values);
+        };
+        let (rows, shards) = rows::run_all(self.args, geometry, keys, self.server, &done)?;
+        self.report.rows.extend(rows);
+        self.report.caches.push(CacheReport { cache_bytes: geometry.cache_bytes, shards });
+        Ok(())
     }
-    report.bars.extend(bars::leased_hits(args)?);
-    report.bars.push(bars::copying_hit(args, &keys, server)?);
-    report.bars.extend(bars::cold_read(args, &keys, server)?);
-    report.bars.extend(bars::utilisation(args)?);
-    report.bars.push(bars::start(args)?);
-    Ok(())
+
+    fn floors(&mut self, geometry: Geometry, keys: &[String]) -> Result<(), String> {
+        self.progress.say(format!("floors, {}", format_bytes(geometry.value_bytes as u64)));
+        let mut copies = Copies::new(geometry.value_bytes, ROTATION, self.args.pages)?;
+        let mut receive = ReceiveLoop::connect(self.server, ROTATION, geometry.value_bytes, self.args.pages)?;
+        for _ in 0..self.args.rounds {
+            (0..copies.count()).for_each(|index| drop(copies.step(index)));
+            keys.iter().try_for_each(|key| receive.read(key).map(|_| ()))?;
+        }
+        self.report.copy_floors.extend(copies.report());
+        self.report.receive_floors.push(receive.report());
+        Ok(())
+    }
+
+    fn bars(&mut self) -> Result<(), String> {
+        let mut keys = self.args.keys(bars::COMPARED_BYTES);
+        keys.truncate(ROTATION);
+        if !keys.iter().all(|key| self.stored.contains(key)) {
+            self.store(&keys, bars::COMPARED_BYTES)?;
+        }
+        let (args, server) = (self.args, self.server);
+        self.progress.say("leased hits");
+        self.report.bars.extend(hits::leased_hits(args)?);
+        self.progress.say("copying hits");
+        self.report.bars.push(bars::copying_hit(args, &keys, server)?);
+        self.progress.say("cold reads");
+        self.report.bars.extend(bars::cold_read(args, &keys, server)?);
+        self.progress.say("utilisation");
+        self.report.bars.extend(bars::utilisation(args)?);
+        self.progress.say("start");
+        self.report.bars.push(bars::start(args)?);
+        Ok(())
+    }
 }

@@ -1,7 +1,7 @@
 //! Memory of the kind that caches use, for the callers' buffers and the floors: the same pages, populated
 //! before anything is timed.
 
-use hotslice::memory::{Arena, ArenaConfig, ArenaReport, GRANULE_BYTES, LockPolicy, PagePolicy};
+use hotslice::memory::{Arena, ArenaConfig, GRANULE_BYTES, LockPolicy, PagePolicy};
 
 const BLOCK_BYTES_MIN: usize = 2 << 20;
 const BLOCK_BYTES_MAX: usize = 1 << 30;
@@ -20,7 +20,8 @@ impl Regions {
         let stride = len.next_multiple_of(GRANULE_BYTES);
         let block_bytes = block_bytes(count, stride);
         let blocks = count.div_ceil(block_bytes / stride);
-        let capacity_bytes = blocks.checked_mul(block_bytes).ok_or("the buffers exceed what can be addressed")?;
+        let capacity_bytes =
+            blocks.checked_mul(block_bytes).ok_or("the buffers exceed what can be addressed")?;
         let config = ArenaConfig { capacity_bytes, block_bytes, pages, lock: LockPolicy::Off };
         let arena = Arena::map(&config).map_err(|e| format!("no memory for buffers: {e}"))?;
         Ok(Self { arena, len, stride, count })
@@ -29,11 +30,6 @@ impl Regions {
     /// Number of regions.
     pub fn count(&self) -> usize {
         self.count
-    }
-
-    /// What was obtained.
-    pub fn report(&self) -> &ArenaReport {
-        self.arena.report()
     }
 
     /// First byte of a region, which is `len` bytes long and apart from all others.

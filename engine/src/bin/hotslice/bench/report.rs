@@ -1,35 +1,36 @@
 //! What the bench says, for people and for programs.
 
-use super::bars::Bar;
-use super::floors::CopyFloor;
+use super::args::BenchArgs;
+use super::bars::{Bar, Bound};
+use super::child::ServerMemory;
+use super::floors::{CopyFloor, ReceiveFloor};
 use super::machine::Machine;
 use super::measure::Percentiles;
 use super::rows::{Mode, Row};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use hotslice::ShardReport;
 use hotslice::size::format_bytes;
 use serde::Serialize;
-
-#[derive(Clone, Debug, Serialize)]
-pub struct ReceiveFloor {
-    pub value_bytes: usize,
-    pub ms: Percentiles,
-    pub gb_per_s: f64,
-    pub cpu_s_per_gb: f64,
-    pub congestion_control: String,
-}
 
 /// Everything that was measured.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
+    pub settings: BenchArgs,
     pub machine: Machine,
-    /// Pages that the largest cache obtained.
-    pub memory: Option<hotslice::ShardReport>,
+    /// Pages of the server, if the bench started it.
+    pub server_memory: Option<ServerMemory>,
+    pub caches: Vec<CacheReport>,
     pub rows: Vec<Row>,
     pub copy_floors: Vec<CopyFloor>,
     pub receive_floors: Vec<ReceiveFloor>,
     pub bars: Vec<Bar>,
-    pub values_checked: u64,
-    pub bytes_checked: u64,
+}
+
+/// What the shards of a cache obtained.
+#[derive(Clone, Debug, Serialize)]
+pub struct CacheReport {
+    pub cache_bytes: u64,
+    pub shards: Vec<ShardReport>,
 }
 
 fn table(header: &[&str]) -> Table {
@@ -58,30 +59,29 @@ fn milliseconds(ms: f64) -> String {
     }
 }
 
+/// How memory is spread over kinds of pages.
+fn pages(bytes: usize, hugetlb: usize, transparent: usize, base: usize) -> String {
+    let part = |part: usize, name: &str| (part > 0).then(|| format!("{} {name}", format_bytes(part as u64)));
+    let parts =
+        [part(hugetlb, "hugetlb"), part(transparent, "transparent hugepages"), part(base, "base pages")];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    format!("{} ({})", format_bytes(bytes as u64), parts.join(", "))
+}
+
 impl Report {
+    /// Prints it for people, on standard output.
     pub fn print(&self) {
         println!("machine: {}", self.machine.text());
-        if let Some(report) = &self.memory {
-            let arena = &report.arena;
-            println!(
-                "cache memory: {} in blocks of {}: {} on hugetlb, {} on transparent hugepages, {} on base pages; {} \
-                 locked; ring {}",
-                format_bytes(arena.bytes as u64),
-                format_bytes(arena.block_bytes as u64),
-                format_bytes(arena.hugetlb_bytes as u64),
-                format_bytes(arena.transparent_bytes as u64),
-                format_bytes(arena.base_bytes as u64),
-                format_bytes(arena.locked_bytes as u64),
-                report.ring.setup.join("|"),
-            );
+        if let Some(memory) = &self.server_memory {
+            let ServerMemory { bytes, hugetlb_bytes, transparent_bytes, base_bytes } = *memory;
+            println!("server: {}", pages(bytes, hugetlb_bytes, transparent_bytes, base_bytes));
         }
+        self.caches.iter().for_each(print_cache);
         self.print_rows();
         self.print_floors();
         self.print_bars();
         println!(
-            "\nchecked {} values, {:.1} GB, byte by byte: no difference",
-            self.values_checked,
-            self.bytes_checked as f64 / 1e9
+            "\nevery byte of every value that was read over TCP or copied out was checked: no difference"
         );
     }
 
@@ -89,7 +89,9 @@ impl Report {
         if self.rows.is_empty() {
             return;
         }
-        println!("\nreads over TCP (times in ms per key; GB = 10^9 bytes)");
+        println!(
+            "\nreads, ms per key (GB = 10^9 bytes; all columns but the two of rounds are over all rounds)"
+        );
         let mut table = table(&[
             "call",
             "value",
@@ -105,11 +107,11 @@ impl Report {
             "GB/s",
             "CPU s/GB",
             "hits %",
-            "direct %",
+            "GB direct",
+            "GB copied",
         ]);
         for row in &self.rows {
             let [p50, p90, p99, p99_9, max] = percentiles(&row.ms);
-            let received = row.received_direct_bytes + row.received_copied_bytes;
             table.add_row([
                 if row.batch == 1 { "get".to_owned() } else { format!("batch of {}", row.batch) },
                 format_bytes(row.value_bytes as u64),
@@ -130,8 +132,9 @@ impl Report {
                 max,
                 format!("{:.2}", row.gb_per_s),
                 format!("{:.4}", row.cpu_s_per_gb),
-                format!("{:.0}", row.hit_ratio * 100.0),
-                format!("{:.0}", 100.0 * row.received_direct_bytes as f64 / received.max(1) as f64),
+                format!("{:.0}", row.traffic.hit_ratio * 100.0),
+                gigabytes(row.traffic.received_direct_bytes),
+                gigabytes(row.traffic.received_copied_bytes),
             ]);
         }
         right_align(&mut table, 4);
@@ -145,47 +148,35 @@ impl Report {
                 table(&["method", "value", "p50", "p90", "p99", "p99.9", "max", "GB/s", "the engine's"]);
             for floor in &self.copy_floors {
                 let [p50, p90, p99, p99_9, max] = percentiles(&floor.ms);
-                table.add_row([
-                    floor.method.to_owned(),
-                    format_bytes(floor.value_bytes as u64),
-                    p50,
-                    p90,
-                    p99,
-                    p99_9,
-                    max,
-                    format!("{:.2}", floor.gb_per_s),
-                    if floor.used_by_engine { "yes" } else { "" }.to_owned(),
-                ]);
+                let value = format_bytes(floor.value_bytes as u64);
+                let speed = format!("{:.2}", floor.gb_per_s);
+                let ours = if floor.used_by_engine { "yes" } else { "" }.to_owned();
+                table.add_row([floor.method.to_owned(), value, p50, p90, p99, p99_9, max, speed, ours]);
             }
             right_align(&mut table, 2);
             println!("{table}");
         }
         if !self.receive_floors.is_empty() {
             println!(
-                "\nfloor: blocking recv(MSG_WAITALL) loop, same server, same kind of memory (ms per value)"
+                "\nfloor: blocking recv(MSG_WAITALL) loop, same server, same kind of memory, no checksum (ms per \
+                 value)"
             );
-            let mut table = table(&[
-                "value",
-                "p50",
-                "p90",
-                "p99",
-                "p99.9",
-                "max",
-                "GB/s",
-                "CPU s/GB",
-                "congestion control",
-            ]);
+            let head =
+                ["value", "p50", "p90", "p99", "p99.9", "max", "GB/s", "CPU s/GB", "congestion control"];
+            let mut table = table(&head);
             for floor in &self.receive_floors {
                 let [p50, p90, p99, p99_9, max] = percentiles(&floor.ms);
+                let value = format_bytes(floor.value_bytes as u64);
+                let (speed, cpu) = (format!("{:.2}", floor.gb_per_s), format!("{:.4}", floor.cpu_s_per_gb));
                 table.add_row([
-                    format_bytes(floor.value_bytes as u64),
+                    value,
                     p50,
                     p90,
                     p99,
                     p99_9,
                     max,
-                    format!("{:.2}", floor.gb_per_s),
-                    format!("{:.4}", floor.cpu_s_per_gb),
+                    speed,
+                    cpu,
                     floor.congestion_control.clone(),
                 ]);
             }
@@ -199,11 +190,43 @@ impl Report {
             return;
         }
         println!("\nbars (ratios are of medians within this run)");
-        let mut table = table(&["figure", "measured", "bar", ""]);
+        let mut table = table(&["figure", "measured", "bar", "", "made of"]);
         for bar in &self.bars {
-            let verdict = if bar.met { "met" } else { "MISSED" };
-            table.add_row([bar.what.as_str(), &bar.figure, &bar.bar, verdict]);
+            let sign = match bar.bound {
+                Bound::AtLeast => '≥',
+                Bound::AtMost => '≤',
+            };
+            let measured = match bar.unit {
+                "×" | "s" => format!("{:.2} {}", bar.value, bar.unit),
+                unit => format!("{:.0} {unit}", bar.value),
+            };
+            let verdict = if bar.met { "pass" } else { "MISS" };
+            let limit = format!("{sign} {} {}", bar.bar, bar.unit);
+            table.add_row([bar.what.as_str(), measured.trim_end(), limit.trim_end(), verdict, &bar.note]);
+        }
+        if let Some(column) = table.column_mut(1) {
+            column.set_cell_alignment(CellAlignment::Right);
         }
         println!("{table}");
+    }
+}
+
+fn gigabytes(bytes: u64) -> String {
+    format!("{:.2}", bytes as f64 / 1e9)
+}
+
+fn print_cache(cache: &CacheReport) {
+    for (index, shard) in cache.shards.iter().enumerate() {
+        let arena = &shard.arena;
+        println!(
+            "cache of {}, shard {index}: {} in blocks of {}, {} locked, ready after {:.0} ms, ring {}",
+            format_bytes(cache.cache_bytes),
+            pages(arena.bytes, arena.hugetlb_bytes, arena.transparent_bytes, arena.base_bytes),
+            format_bytes(arena.block_bytes as u64),
+            format_bytes(arena.locked_bytes as u64),
+            shard.start_ms,
+            shard.ring.setup.join("|"),
+        );
+        arena.warnings.iter().for_each(|warning| println!("  note: {warning}"));
     }
 }

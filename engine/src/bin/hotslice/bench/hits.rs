@@ -1,0 +1,136 @@
+//! Leased hits: what acquiring and releasing costs one caller, beside what the clock costs.
+
+use super::args::BenchArgs;
+use super::bars::Bar;
+use super::measure::Latencies;
+use super::rows::{self, PATIENCE};
+use hotslice::Cache;
+use hotslice::memory::{GRANULE_BYTES, granules_for};
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+const CACHE_BYTES: u64 = 400_000_000;
+const SMALL_KEYS: usize = 10_000;
+const SMALL_BYTES: usize = 4096;
+const LARGE_BYTES: usize = 10_000_000;
+
+/// Acquire and release of leases on hits, one caller: 10,000 keys of 4 KB, and beside them as many of 10 MB
+/// as fit, so that there are as many lookups of either kind, all in one random order. Each operation is timed
+/// on its own, the two readings of the clock included; the mean is of the same lookups without a clock.
+pub fn leased_hits(args: &BenchArgs) -> Result<Vec<Bar>, String> {
+    let cache = rows::open(args, CACHE_BYTES, None)?;
+    let kinds = [
+        ("4 KB", fill(&cache, 0, SMALL_KEYS, SMALL_BYTES)?),
+        ("10 MB", {
+            let stats = cache.stats();
+            let free_granules = (stats.arena_bytes - stats.used_bytes) / GRANULE_BYTES as u64;
+            // Per shard, keys fall unevenly: leave some room.
+            let room = free_granules / granules_for(LARGE_BYTES as u64);
+            let count = if args.shards > 1 { room / 2 } else { room };
+            fill(&cache, 1, count as usize, LARGE_BYTES)?
+        }),
+    ];
+    let mut random = Random(1);
+    let mut order: Vec<(usize, &str)> = Vec::new();
+    for (kind, (_, keys)) in kinds.iter().enumerate() {
+        order.extend(keys.iter().cycle().take(SMALL_KEYS).map(|key| (kind, key.as_str())));
+    }
+    let mut latencies = [Latencies::new(), Latencies::new()];
+    for _ in 0..if args.quick { 10 } else { 50 } {
+        random.shuffle(&mut order);
+        for &(kind, key) in &order {
+            let started = Instant::now();
+            let found = hit(&cache, key);
+            let elapsed = started.elapsed();
+            if !found {
+                return Err(format!("`{key}` was evicted"));
+            }
+            latencies[kind].record(elapsed);
+        }
+    }
+    let clock = clock();
+    let mut bars = Vec::new();
+    for ((name, keys), latencies) in kinds.iter().zip(&latencies) {
+        let note = format!(
+            "{} keys; mean without clock {:.0} ns; clock alone p50 {} ns, p99 {} ns",
+            keys.len(),
+            mean_ns(&cache, keys, &mut random)?,
+            clock.quantile_ns(0.5),
+            clock.quantile_ns(0.99)
+        );
+        let ns = |quantile| latencies.quantile_ns(quantile) as f64;
+        bars.push(Bar::at_most(format!("leased hit, {name}, p50"), ns(0.5), 300.0, "ns", note.clone()));
+        bars.push(Bar::at_most(format!("leased hit, {name}, p99"), ns(0.99), 2000.0, "ns", note));
+    }
+    Ok(bars)
+}
+
+#[inline]
+fn hit(cache: &Cache, key: &str) -> bool {
+    let lease = black_box(cache.get(key, PATIENCE));
+    matches!(lease, Ok(Some(_)))
+}
+
+fn fill(cache: &Cache, tensor: u32, count: usize, value_bytes: usize) -> Result<Vec<String>, String> {
+    let keys: Vec<String> = (0..count).map(|i| format!("qwen3-8b/tp{tensor}/{i:032x}")).collect();
+    let value = vec![7u8; value_bytes];
+    for key in &keys {
+        cache.put(key, &value, PATIENCE).map_err(|e| e.to_string())?;
+    }
+    Ok(keys)
+}
+
+fn mean_ns(cache: &Cache, keys: &[String], random: &mut Random) -> Result<f64, String> {
+    let mut order: Vec<&str> = keys.iter().map(String::as_str).cycle().take(SMALL_KEYS).collect();
+    random.shuffle(&mut order);
+    let mut best = Duration::MAX;
+    for _ in 0..5 {
+        let started = Instant::now();
+        let found = order.iter().filter(|key| hit(cache, key)).count();
+        best = best.min(started.elapsed());
+        if found < order.len() {
+            return Err("a value was evicted".to_owned());
+        }
+    }
+    Ok(best.as_nanos() as f64 / order.len() as f64)
+}
+
+fn clock() -> Latencies {
+    let mut latencies = Latencies::new();
+    for _ in 0..100_000 {
+        let started = Instant::now();
+        latencies.record(started.elapsed());
+    }
+    latencies
+}
+
+/// A linear congruential generator (the constants are Knuth's): orders only have to be the same every time.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % limit
+    }
+
+    /// Fisher and Yates.
+    fn shuffle<T>(&mut self, items: &mut [T]) {
+        for i in (1..items.len()).rev() {
+            items.swap(i, self.below(i + 1));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shuffling_keeps_everything_and_moves_most() {
+        let mut items: Vec<usize> = (0..1000).collect();
+        Random(1).shuffle(&mut items);
+        assert!(items.iter().enumerate().filter(|&(i, &item)| i == item).count() < 20);
+        items.sort_unstable();
+        assert!(items.into_iter().eq(0..1000));
+    }
+}
