@@ -158,7 +158,8 @@ fn rows() -> Vec<Row> {
         ("OPT with bypass".to_owned(), Box::new(hits_of_opt)),
         ("LRU, exact".to_owned(), Box::new(hits_of_lru)),
         ("lru (CLOCK)".to_owned(), Box::new(|c, r| hits_of(build(PolicyKind::Clock, c, c.into()), c, r))),
-        ("s3fifo as built".to_owned(), Box::new(|c, r| hits_of(build(PolicyKind::S3Fifo, c, c.into()), c, r))),
+        // As in practice there are more slots than values, and so as many ghosts as the shape allows.
+        ("s3fifo as built".to_owned(), Box::new(|c, r| hits_of(build(PolicyKind::S3Fifo, 4 * c, c.into()), c, r))),
     ];
     for small in [10, 25, 50] {
         for promote in [1, 2] {
