@@ -83,6 +83,8 @@ impl Reactor {
         loop {
             self.take_requests();
             self.take_dropped_reservations();
+            // Also when nobody wants room: the gauges tell what is in use.
+            self.store.reclaim(&self.shared.counters);
             self.feed_starving();
             for peer in std::mem::take(&mut self.pending_peers) {
                 self.dispatch(peer);
