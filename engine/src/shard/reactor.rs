@@ -459,11 +459,15 @@ impl Reactor {
     }
 
     fn expire(&mut self, now: Instant) {
-        while let Some(&Reverse((at, id))) = self.deadlines.peek()
-            && at <= now
-        {
-            self.deadlines.pop();
-            self.expire_fill(id, now);
+        if self.deadlines.peek().is_some_and(|Reverse((at, _))| *at <= now) {
+            // Before the first of them ends: with it the pause may end that held up the others.
+            let held_up = self.held_up();
+            while let Some(&Reverse((at, id))) = self.deadlines.peek()
+                && at <= now
+            {
+                self.deadlines.pop();
+                self.expire_fill(id, now, &held_up);
+            }
         }
         let late: Vec<u64> = self
             .lanes
