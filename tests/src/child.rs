@@ -6,6 +6,15 @@ use std::time::Instant;
 
 const VARIABLE: &str = "HOTSLICE_TEST_CHILD";
 
+/// Exit status of a child that found it cannot test here what it is for.
+const SKIPPED: i32 = 77;
+
+/// In a child: ends it, saying why its test cannot be run here. The test counts as passed.
+pub fn skip(why: &str) -> ! {
+    eprintln!("skipped: {why}");
+    std::process::exit(SKIPPED);
+}
+
 /// Runs `body` in a child process: this test binary, started again for this test alone. `name` is the test's
 /// full name (`file::function`). Panics if the child fails, and kills it when it hangs.
 #[track_caller]
@@ -23,7 +32,7 @@ pub fn killed_by(signal: i32, name: &str, body: impl FnOnce()) {
     }
 }
 
-/// In the parent: how the child ended. In the child: `None`, after `body` ran.
+/// In the parent: how the child ended, `None` if it was skipped. In the child: `None`, after `body` ran.
 fn spawn(name: &str, body: impl FnOnce()) -> Option<ExitStatus> {
     match std::env::var(VARIABLE) {
         Ok(wanted) if wanted == name => {
@@ -43,7 +52,7 @@ fn spawn(name: &str, body: impl FnOnce()) -> Option<ExitStatus> {
     let started = Instant::now();
     loop {
         if let Some(status) = child.try_wait().expect("wait for the child") {
-            return Some(status);
+            return (status.code() != Some(SKIPPED)).then_some(status);
         }
         if started.elapsed() > 3 * crate::sync::HANG {
             let _ = child.kill();

@@ -147,7 +147,7 @@ fn all_bytes_pinned_is_an_error_at_the_deadline() {
         assert!(cache.get("absent", soon()).unwrap().is_none());
         let empty = name(0, 0);
         check(&empty, &cache.get(&empty, soon()).unwrap().unwrap());
-        assert!(cache.stats().starvations >= 2);
+        assert!(cache.stats().starvations >= 1);
         for (i, lease) in leases.iter().enumerate() {
             check(&name(MIB, i), lease);
         }

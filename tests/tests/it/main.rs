@@ -1,5 +1,17 @@
 //! The integration suite: one module per promise or topic. See README.md beside this crate's manifest.
 
+mod config;
+mod eviction;
+mod keys;
 mod leases;
+mod origin_faults;
+mod origin_lies;
+mod process;
+mod restart;
 mod roundtrip;
+mod shards;
+mod shutdown;
 mod single_flight;
+mod staleness;
+mod stats;
+mod utilisation;

@@ -7,17 +7,17 @@ use hotslice_tests::origin::{FakeOrigin, Then, value_header};
 use hotslice_tests::setup::{MIB, open, soon};
 use hotslice_tests::sync::{Gate, eventually};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 const LEN: usize = 300_001;
 
-/// An origin whose content has the version in `version` when the request arrives, and which holds its first
-/// answer back, before or in the middle of the value, until the gate opens.
-fn holding(before_header: bool) -> (FakeOrigin, Arc<Gate>, Arc<AtomicU64>) {
-    let (gate, version) = (Arc::new(Gate::default()), Arc::new(AtomicU64::new(1)));
-    let (inner, current) = (gate.clone(), version.clone());
+/// An origin whose content changes when the first request has arrived: that one is answered with version 1,
+/// held back before or in the middle of the value until the gate opens; all others with version 2, at once.
+fn holding(before_header: bool) -> (FakeOrigin, Arc<Gate>) {
+    let gate = Arc::new(Gate::default());
+    let inner = gate.clone();
     let origin = FakeOrigin::start(move |ask, line| {
-        let version = current.load(Ordering::SeqCst);
+        let version = if ask.number == 0 { 1 } else { 2 };
         let value = content::bytes(&ask.key, version, LEN);
         if ask.number == 0 && before_header {
             inner.pass();
@@ -30,7 +30,7 @@ fn holding(before_header: bool) -> (FakeOrigin, Arc<Gate>, Arc<AtomicU64>) {
         line.raw(&value[LEN / 2..]);
         Then::GoOn
     });
-    (origin, gate, version)
+    (origin, gate)
 }
 
 fn scopes() -> [(&'static str, Invalidate<'static>); 4] {
@@ -47,12 +47,11 @@ fn scopes() -> [(&'static str, Invalidate<'static>); 4] {
 /// does who waited already.
 fn invalidated_in_flight(before_header: bool) {
     for (what, scope) in scopes() {
-        let (origin, gate, version) = holding(before_header);
+        let (origin, gate) = holding(before_header);
         let cache = open(8 * MIB, origin.address());
         std::thread::scope(|threads| {
             let early = threads.spawn(|| cache.get("key", soon()).unwrap().unwrap());
             origin.wait_requests(1);
-            version.store(2, Ordering::SeqCst);
             cache.invalidate(scope, soon()).unwrap();
             let late = threads.spawn(|| cache.get("key", soon()).unwrap().unwrap());
             // Over another lane the new answer may come before the old one, which must not replace it.
@@ -79,7 +78,7 @@ fn invalidation_beats_a_fill_that_is_receiving() {
 }
 
 fn put_beats_fill(before_header: bool) {
-    let (origin, gate, _) = holding(before_header);
+    let (origin, gate) = holding(before_header);
     let cache = open(8 * MIB, origin.address());
     std::thread::scope(|threads| {
         let early = threads.spawn(|| cache.get("key", soon()).unwrap().unwrap());
@@ -109,12 +108,11 @@ fn put_beats_a_fill_that_is_receiving() {
 #[test]
 fn invalidating_a_prefix_in_flight_leaves_other_fills_alone() {
     alone(|| {
-        let (origin, gate, version) = holding(true);
+        let (origin, gate) = holding(true);
         let cache = open(8 * MIB, origin.address());
         std::thread::scope(|threads| {
             let early = threads.spawn(|| cache.get("key", soon()).unwrap().unwrap());
             origin.wait_requests(1);
-            version.store(2, Ordering::SeqCst);
             assert_eq!(cache.invalidate(Invalidate::Prefix(Namespace::DEFAULT, b"kex"), soon()).unwrap(), 0);
             gate.open();
             content::check_lease(b"key", 1, LEN, &early.join().unwrap());
@@ -145,6 +143,7 @@ fn reads_after_an_invalidation_never_go_back() {
         let cache = open(2 * MIB, origin.address());
         // What every read must at least see: raised when an invalidation has returned.
         let floors: [AtomicU64; KEYS] = std::array::from_fn(|_| AtomicU64::new(1));
+        let written = AtomicBool::new(false);
         let write = |cache: &Cache| {
             for round in 2..=ROUNDS {
                 for n in 0..KEYS {
@@ -161,11 +160,14 @@ fn reads_after_an_invalidation_never_go_back() {
             }
         };
         std::thread::scope(|scope| {
-            let writer = scope.spawn(|| write(&cache));
+            scope.spawn(|| {
+                write(&cache);
+                written.store(true, Ordering::SeqCst);
+            });
             for _ in 0..4 {
                 scope.spawn(|| {
                     let mut n = 0;
-                    while !writer.is_finished() {
+                    while !written.load(Ordering::SeqCst) {
                         n = (n + 1) % KEYS;
                         let floor = floors[n].load(Ordering::SeqCst);
                         let key = n.to_string();
