@@ -31,6 +31,7 @@ macro_rules! not_in_models {
 
 not_in_models! {
     pub mod cache;
+    pub mod checksum;
     pub mod config;
     mod deadline;
     pub mod error;

@@ -72,7 +72,7 @@ impl Body {
         // SAFETY: the kernel has just written these bytes of this body's own room, and has let go of them.
         let fresh = unsafe { std::slice::from_raw_parts(start, bytes) };
         // While they are still in the processor's cache.
-        self.crc = crc32c::crc32c_append(self.crc, fresh);
+        self.crc = crate::checksum::crc32c_append(self.crc, fresh);
         self.received += bytes as u64;
         self.filled += bytes;
         if self.filled == self.room.extents[self.extent].len as usize * GRANULE_BYTES {

@@ -112,7 +112,7 @@ impl Lease {
         if self.shared.fork.forked() {
             return Err(Error::Forked);
         }
-        let got = self.segments().fold(0, crc32c::crc32c_append);
+        let got = self.segments().fold(0, crate::checksum::crc32c_append);
         let want = self.crc32c();
         if got == want { Ok(()) } else { Err(Error::Corrupt { got, want }) }
     }
