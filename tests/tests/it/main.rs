@@ -1,5 +1,6 @@
 //! The integration suite: one module per promise or topic. See README.md beside this crate's manifest.
 
+mod chaos;
 mod config;
 mod eviction;
 mod keys;
