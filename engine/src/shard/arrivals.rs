@@ -138,7 +138,8 @@ impl Reactor {
         if status == Status::Absent {
             if let Some(mut fill) = self.fills.remove(fill_id) {
                 fill.answer_absent();
-                self.counters().fills_absent.add(1);
+                // A fill that is no longer live was counted when it died.
+                self.counters().fills_absent.add(u64::from(fill.live));
                 self.count_fills();
             }
         } else if let Some(peer) = self.lanes.get(&lane).map(|lane| self.peers[lane.peer].address) {

@@ -312,7 +312,8 @@ impl Reactor {
     pub(super) fn fail_fill(&mut self, id: FillId, error: &Error) {
         if let Some(mut fill) = self.fills.remove(id) {
             fill.fail_waiters(error);
-            self.counters().fills_failed.add(1);
+            // A fill that is no longer live was counted when it died.
+            self.counters().fills_failed.add(u64::from(fill.live));
             self.count_fills();
         }
     }
