@@ -42,10 +42,7 @@ pub fn alone(test: impl FnOnce()) {
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let before = Resources::now();
     test();
-    eventually(
-        || format!("back to {before:?}, still {:?}", Resources::now()),
-        || Resources::now() == before,
-    );
+    eventually(|| format!("back to {before:?}, still {:?}", Resources::now()), || Resources::now() == before);
 }
 
 /// Asserts that a cache is at rest: no lease, no fill, no reservation, nothing condemned, and every granule in

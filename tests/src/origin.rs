@@ -298,7 +298,8 @@ impl Line {
         let own = self.stream.as_raw_fd();
         let peer = self.stream.peer_addr().ok();
         self.state.streams.change(|streams| {
-            streams.retain(|other| other.as_raw_fd() == own || other.peer_addr().ok() != peer || peer.is_none());
+            streams
+                .retain(|other| other.as_raw_fd() == own || other.peer_addr().ok() != peer || peer.is_none());
         });
     }
 }

@@ -96,7 +96,10 @@ fn check(name: &str, lease: &Lease) {
 
 fn allowed(error: &Error) {
     assert!(
-        !matches!(error, Error::ShutDown | Error::Config { .. } | Error::KeyLength { .. } | Error::Corrupt { .. }),
+        !matches!(
+            error,
+            Error::ShutDown | Error::Config { .. } | Error::KeyLength { .. } | Error::Corrupt { .. }
+        ),
         "{error:?}"
     );
 }

@@ -13,8 +13,26 @@ fn from_env(pairs: &[(&str, &str)]) -> Result<Option<Config>, Error> {
 #[test]
 fn sizes_that_are_none_are_refused_by_name() {
     for bad in [
-        "", " ", "0", "-1", "-8GiB", "+1GiB", "garbage", "1.5GiB", "8 GiB", "8gib", "64MiB ", "64MiBx", "0x100000",
-        "1e9", "NaN", "18446744073709551616", "99999999999TiB", "1", "4095", "1MiB",
+        "",
+        " ",
+        "0",
+        "-1",
+        "-8GiB",
+        "+1GiB",
+        "garbage",
+        "1.0000000001GiB",
+        "8 GiB",
+        "8gib",
+        "64MiB ",
+        "64MiBx",
+        "0x100000",
+        "1e9",
+        "NaN",
+        "18446744073709551616",
+        "99999999999TiB",
+        "1",
+        "4095",
+        "1MiB",
     ] {
         match from_env(&[("HOTSLICE_CAPACITY_BYTES", bad)]) {
             Err(Error::Config { setting, value, allowed }) => {
@@ -67,7 +85,8 @@ fn other_settings_are_checked_too() {
 
 #[test]
 fn upstreams_variables_work_and_their_invalid_values_switch_the_cache_off() {
-    let on = from_env(&[("LOCAL_HOT_CACHE_SIZE", "400MB"), ("LOCAL_HOT_BLOCK_SIZE", "4194304")]).unwrap().unwrap();
+    let on =
+        from_env(&[("LOCAL_HOT_CACHE_SIZE", "400MB"), ("LOCAL_HOT_BLOCK_SIZE", "4194304")]).unwrap().unwrap();
     assert_eq!((on.capacity_bytes, on.block_bytes), (400_000_000, 4 << 20));
     for bad in ["0", "-1", "garbage", "", "15"] {
         assert!(from_env(&[("LOCAL_HOT_CACHE_SIZE", bad)]).unwrap().is_none(), "{bad:?}");
@@ -108,7 +127,8 @@ fn blocks_have_a_size_that_memory_can_have() {
             config.block_bytes = bad;
             match Cache::open(config) {
                 Err(Error::Config { setting: "block_bytes", .. }) => {}
-                Err(Error::Memory(error)) if matches!(*error, MemoryError::Size { setting: "block_bytes", .. }) => {}
+                Err(Error::Memory(error))
+                    if matches!(*error, MemoryError::Size { setting: "block_bytes", .. }) => {}
                 other => panic!("{bad}: {other:?}"),
             }
         });

@@ -212,12 +212,10 @@ fn a_copying_batch_of_four_times_the_cache_streams_through() {
         let cache = open(4 * MIB, origin.address());
         let names: Vec<String> = (0..32).map(|i| name(MIB / 2 + i * 13, i)).collect();
         for _ in 0..2 {
-            let mut buffers: Vec<Vec<u8>> = names.iter().enumerate().map(|(i, _)| vec![0; MIB / 2 + i * 13]).collect();
-            let mut reads: Vec<Read<'_>> = keys(&names)
-                .into_iter()
-                .zip(&mut buffers)
-                .map(|(key, into)| Read { key, into })
-                .collect();
+            let mut buffers: Vec<Vec<u8>> =
+                names.iter().enumerate().map(|(i, _)| vec![0; MIB / 2 + i * 13]).collect();
+            let mut reads: Vec<Read<'_>> =
+                keys(&names).into_iter().zip(&mut buffers).map(|(key, into)| Read { key, into }).collect();
             let results = cache.get_into_batch(&mut reads, soon());
             for (i, result) in results.into_iter().enumerate() {
                 assert_eq!(result.unwrap(), Some((MIB / 2 + i * 13) as u64));

@@ -1,4 +1,5 @@
 //! The integration suite: one module per promise or topic. See README.md beside this crate's manifest.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 mod chaos;
 mod config;

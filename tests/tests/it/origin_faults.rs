@@ -263,19 +263,15 @@ fn a_header_one_byte_at_a_time_is_a_header() {
 
 #[test]
 fn statuses_are_errors_on_that_key_and_keep_the_connection() {
-    for status in [Status::BadRequest, Status::Busy, Status::Internal, Status::Full, Status::VersionMismatch] {
+    for status in [Status::BadRequest, Status::Busy, Status::Internal, Status::Full, Status::VersionMismatch]
+    {
         alone(|| {
             let origin = bad_key(move |ask, line| {
                 line.refuse(ask, status, &"because ".repeat(64));
                 Then::GoOn
             });
             let cache = open_with(hasty(origin.address()));
-            only_that_key(
-                &origin,
-                cache,
-                |error| matches!(error, Error::Refused { .. }),
-                status.as_str(),
-            );
+            only_that_key(&origin, cache, |error| matches!(error, Error::Refused { .. }), status.as_str());
             assert_eq!(origin.seen().connections, 1, "{status}");
         });
     }
@@ -358,7 +354,8 @@ fn a_deadline_in_the_past_serves_hits_and_fails_misses_at_once() {
             let result = cache.get(&miss, deadline);
             assert!(matches!(result, Err(Error::DeadlinePassed { .. })), "{result:?}");
         }
-        let keys = [hit.as_str(), miss.as_str(), hit.as_str()].map(|name| hotslice::Namespace::DEFAULT.key(name));
+        let keys =
+            [hit.as_str(), miss.as_str(), hit.as_str()].map(|name| hotslice::Namespace::DEFAULT.key(name));
         let results = cache.get_batch(&keys, past);
         assert!(matches!(results[0], Ok(Some(_))) && matches!(results[2], Ok(Some(_))), "{results:?}");
         assert!(matches!(results[1], Err(Error::DeadlinePassed { .. })), "{results:?}");

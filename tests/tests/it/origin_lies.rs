@@ -24,7 +24,11 @@ fn lying(lie: impl Fn(&Ask, &mut Line) -> Then + Send + Sync + 'static) -> (Fake
 
 /// `bad` fails with what `is` recognises, is not in the cache, and others are served before and after.
 #[track_caller]
-fn is_found_out(lie: impl Fn(&Ask, &mut Line) -> Then + Send + Sync + 'static, is: fn(&Error) -> bool, words: &str) {
+fn is_found_out(
+    lie: impl Fn(&Ask, &mut Line) -> Then + Send + Sync + 'static,
+    is: fn(&Error) -> bool,
+    words: &str,
+) {
     let (_origin, cache) = lying(lie);
     let get = |i: usize| {
         let name = name(50_000 + i, i);
@@ -171,7 +175,11 @@ fn a_value_larger_than_the_arena_is_no_lie_but_too_large() {
 fn a_part_of_the_value_for_the_whole() {
     alone(|| {
         is_found_out(spoilt(|header| header.body_len = 4999), protocol, "whole value");
-        is_found_out(spoilt(|header| (header.range_offset, header.body_len) = (1, 4999)), protocol, "whole value");
+        is_found_out(
+            spoilt(|header| (header.range_offset, header.body_len) = (1, 4999)),
+            protocol,
+            "whole value",
+        );
     });
 }
 
@@ -269,7 +277,8 @@ fn garbage_before_any_answer() {
             // A small generator (Knuth's MMIX): the bytes only have to be many and repeatable.
             let bytes: Vec<u8> = (0..300)
                 .map(|_| {
-                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    state =
+                        state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                     (state >> 33) as u8
                 })
                 .collect();
@@ -288,18 +297,16 @@ fn garbage_before_any_answer() {
 #[test]
 fn every_key_of_a_batch_gets_its_own_verdict() {
     alone(|| {
-        let origin = FakeOrigin::start(|ask, line| {
-            match ask.key.as_slice() {
-                b"checksum" => spoilt(|header| header.value_crc32c ^= 1)(ask, line),
-                b"refused" => {
-                    line.refuse(ask, Status::Internal, "disk on fire");
-                    Then::GoOn
-                }
-                b"large" => spoilt(|header| (header.value_len, header.body_len) = (1 << 40, 1 << 40))(ask, line),
-                _ => {
-                    line.answer_by_name(ask);
-                    Then::GoOn
-                }
+        let origin = FakeOrigin::start(|ask, line| match ask.key.as_slice() {
+            b"checksum" => spoilt(|header| header.value_crc32c ^= 1)(ask, line),
+            b"refused" => {
+                line.refuse(ask, Status::Internal, "disk on fire");
+                Then::GoOn
+            }
+            b"large" => spoilt(|header| (header.value_len, header.body_len) = (1 << 40, 1 << 40))(ask, line),
+            _ => {
+                line.answer_by_name(ask);
+                Then::GoOn
             }
         });
         let cache = open_with(config(8 * MIB, &[origin.address()]));

@@ -109,9 +109,8 @@ fn get_into_needs_room_for_the_whole_value_and_touches_nothing_else() {
 
 /// Lengths of `count` uneven layers (some of them empty) that together hold `total` bytes.
 fn layers(total: usize, count: usize) -> Vec<usize> {
-    let mut lens: Vec<usize> = (0..count)
-        .map(|i| if i % 7 == 3 { 0 } else { total / (2 * count) * (1 + i % 2) + i })
-        .collect();
+    let mut lens: Vec<usize> =
+        (0..count).map(|i| if i % 7 == 3 { 0 } else { total / (2 * count) * (1 + i % 2) + i }).collect();
     let sum: usize = lens.iter().sum();
     let last = count - 1;
     lens[last] += total - sum;
@@ -167,7 +166,9 @@ fn ranges_at_every_edge() {
                 content::check(name.as_bytes(), 1, from as usize, &buffer);
             }
         }
-        for (offset, bytes) in [(0, len + 1), (len, 1), (len + 1, 0), (len - 1, 2), (u64::MAX, 1), (u64::MAX, 0)] {
+        for (offset, bytes) in
+            [(0, len + 1), (len, 1), (len + 1, 0), (len - 1, 2), (u64::MAX, 1), (u64::MAX, 0)]
+        {
             let mut buffer = vec![0xee; bytes as usize];
             match cache.get_range(&name, offset, &mut buffer, soon()) {
                 Err(Error::RangeOutside { offset: o, len: l, value_bytes }) => {
@@ -187,9 +188,9 @@ fn ranges_at_every_edge() {
 fn a_batch_is_the_sum_of_single_calls() {
     alone(|| {
         let origin = FakeOrigin::well_behaved();
-        let cache = open(16 * MIB, origin.address());
+        let cache = open(4 * MIB, origin.address());
         let (hit, miss, empty) = (name(70_000, 1), name(80_001, 2), name(0, 3));
-        let (oversized, too_long) = (name(16 * MIB + 1, 4), "k".repeat(4097));
+        let (oversized, too_long) = (name(4 * MIB + 1, 4), "k".repeat(4097));
         cache.get(&hit, soon()).unwrap().unwrap();
         let names = [
             hit.as_str(),

@@ -47,7 +47,12 @@ fn both_policies_keep_what_fits() {
             let names: Vec<String> = (0..32).map(|i| name(MIB / 4, i)).collect();
             for _ in 0..3 {
                 for name in &names {
-                    content::check_lease(name.as_bytes(), 1, MIB / 4, &cache.get(name, soon()).unwrap().unwrap());
+                    content::check_lease(
+                        name.as_bytes(),
+                        1,
+                        MIB / 4,
+                        &cache.get(name, soon()).unwrap().unwrap(),
+                    );
                 }
             }
             // First-time values as large as the whole cache stay when there is room.

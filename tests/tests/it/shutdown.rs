@@ -94,7 +94,10 @@ fn every_call_after_it_says_so() {
             assert!(matches!(cache.contains("k"), Err(Error::ShutDown)));
             assert!(matches!(cache.put("k", b"w", soon()), Err(Error::ShutDown)));
             assert!(matches!(cache.prefetch(&[key]), Err(Error::ShutDown)));
-            assert!(matches!(cache.get_batch(&[key, key], soon())[..], [Err(Error::ShutDown), Err(Error::ShutDown)]));
+            assert!(matches!(
+                cache.get_batch(&[key, key], soon())[..],
+                [Err(Error::ShutDown), Err(Error::ShutDown)]
+            ));
             for scope in [Invalidate::Key(key), Invalidate::Namespace(Namespace::DEFAULT), Invalidate::All] {
                 assert!(matches!(cache.invalidate(scope, soon()), Err(Error::ShutDown)));
             }
