@@ -104,6 +104,8 @@ pub(super) struct Lane {
     pub(super) connected: bool,
     /// It has delivered an answer: its end is not held against the peer.
     pub(super) delivered: bool,
+    /// It is given up for our own convenience: its end is held against nobody.
+    pub(super) forgone: bool,
     /// Since when the peer has owed the bytes of the present step; `None` if it owes nothing.
     pub(super) owed_since: Option<Instant>,
     fd: OwnedFd,
@@ -145,6 +147,7 @@ impl Lane {
             outstanding: Vec::new(),
             connected: false,
             delivered: false,
+            forgone: false,
             owed_since: Some(now),
             fd,
             address,
