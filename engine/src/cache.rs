@@ -101,6 +101,8 @@ impl Cache {
         let fork = ForkGuard::new();
         let (config, namespaces) = (Arc::new(config), Arc::new(Namespaces::new()));
         let running = shard::start(&config, &namespaces)?;
+        // Once per process: which way to copy is fastest here. Until it is known, large copies are libc's.
+        crate::memory::copy::calibrate();
         Ok(Self {
             shards: running.iter().map(|shard| shard.shared.clone()).collect(),
             reports: running.iter().map(|shard| shard.report.clone()).collect(),

@@ -54,9 +54,10 @@ fn note(text: &str) {
 fn status_of(error: &Error) -> HotsliceStatus {
     note(&error.to_string());
     match error {
-        Error::Config { .. } | Error::KeyLength { .. } | Error::Namespace { .. } | Error::RangeOutside { .. } => {
-            HotsliceStatus::InvalidArgument
-        }
+        Error::Config { .. }
+        | Error::KeyLength { .. }
+        | Error::Namespace { .. }
+        | Error::RangeOutside { .. } => HotsliceStatus::InvalidArgument,
         Error::BufferTooSmall { .. } => HotsliceStatus::BufferTooSmall,
         Error::DeadlinePassed { .. } => HotsliceStatus::DeadlinePassed,
         Error::PeerUnavailable { .. }
@@ -138,7 +139,8 @@ pub unsafe extern "C" fn hotslice_open(
         let mut config = Config::new(capacity_bytes);
         if !origin.is_null() {
             // SAFETY: the caller's promise.
-            let text = unsafe { CStr::from_ptr(origin) }.to_str().map_err(|_| invalid("`origin` is not UTF-8"))?;
+            let text =
+                unsafe { CStr::from_ptr(origin) }.to_str().map_err(|_| invalid("`origin` is not UTF-8"))?;
             config.origin = hotslice::config::parse_peers("origin", text).map_err(|e| status_of(&e))?;
         }
         let cache = Cache::open(config).map_err(|e| status_of(&e))?;

@@ -202,7 +202,7 @@ impl Source<'_> {
             }
             let bytes = into.len().min(self.current.len());
             // SAFETY: both slices hold `bytes`; a `&mut` of the caller cannot overlap the pinned extent.
-            unsafe { crate::memory::copy(into.as_mut_ptr(), self.current.as_ptr(), bytes) };
+            unsafe { crate::memory::copy::copy(into.as_mut_ptr(), self.current.as_ptr(), bytes) };
             into = &mut into[bytes..];
             self.current = &self.current[bytes..];
         }

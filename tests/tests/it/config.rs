@@ -128,7 +128,7 @@ fn blocks_have_a_size_that_memory_can_have() {
             match Cache::open(config) {
                 Err(Error::Config { setting: "block_bytes", .. }) => {}
                 Err(Error::Memory(error))
-                    if matches!(*error, MemoryError::Size { setting: "block_bytes", .. }) => {}
+                    if matches!(*error, MemoryError::Config { setting: "block_bytes", .. }) => {}
                 other => panic!("{bad}: {other:?}"),
             }
         });

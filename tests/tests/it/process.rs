@@ -95,7 +95,7 @@ fn io_uring_is_refused() {
 fn hugepages_are_exhausted() {
     let pool = hugepage_pool();
     let page = pool.page_bytes.max(2 * MIB);
-    let too_much = (pool.total + 1) * page + 16 * MIB;
+    let too_much = (pool.total as usize + 1) * page + 16 * MIB;
     alone(|| {
         let mut config = config(too_much, &[]);
         config.block_bytes = page as u64;
@@ -117,8 +117,8 @@ fn hugepages_are_exhausted() {
         config.pages = PagePolicy::Preferred;
         let cache = open_with(config);
         let arena = &cache.reports()[0].arena;
-        assert!(arena.hugetlb_bytes < arena.bytes, "{arena:?}");
-        assert_eq!(arena.hugetlb_bytes + arena.transparent_bytes + arena.base_bytes, arena.bytes);
+        assert!(arena.hugetlb_bytes < arena.arena_bytes, "{arena:?}");
+        assert_eq!(arena.hugetlb_bytes + arena.transparent_bytes + arena.base_bytes, arena.arena_bytes);
         assert!(arena.warnings.iter().any(|warning| warning.contains("hugepage")), "{arena:?}");
         let value = content::bytes(b"k", 1, 10_000_000);
         cache.put("k", &value, soon()).unwrap();

@@ -97,7 +97,7 @@ fn the_parts_of_a_report_agree() {
         config.shards = 2;
         let cache = open_with(config);
         for report in cache.reports() {
-            assert_eq!(report.arena.bytes, 4 * MIB);
+            assert_eq!(report.arena.arena_bytes, 4 * MIB);
             let kinds = report.arena.hugetlb_bytes + report.arena.transparent_bytes + report.arena.base_bytes;
             assert_eq!((kinds, report.arena.block_bytes), (4 * MIB, MIB));
             assert!(report.slots > 0 && report.table_bytes > 0);

@@ -1,6 +1,6 @@
 //! `hotslice doctor`: what the cache can use on this machine, what that means, and what mends the rest.
 
-use hotslice::memory::{hugepage_pool, memlock_limit, thp_mode};
+use hotslice::memory::{ThpMode, hugepage_pool, memlock_limit, thp_mode};
 use hotslice::size::{format_bytes, parse_bytes};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -134,7 +134,7 @@ fn hugepages(capacity: u64) -> Finding {
             "run a kernel with CONFIG_HUGETLBFS",
         );
     }
-    let needed = capacity.div_ceil(pool.page_bytes as u64) as usize;
+    let needed = capacity.div_ceil(pool.page_bytes as u64);
     let found = format!(
         "{} of {} pages of {} are free",
         pool.available(),
@@ -154,12 +154,14 @@ fn hugepages(capacity: u64) -> Finding {
 
 fn transparent() -> Finding {
     match thp_mode() {
-        Some(mode) if mode != "never" => {
-            Finding::ok("transparent hugepages", mode, "blocks that find no explicit hugepage get these")
-        }
+        mode @ (ThpMode::Always | ThpMode::Madvise) => Finding::ok(
+            "transparent hugepages",
+            mode.to_string(),
+            "blocks that find no explicit hugepage get these",
+        ),
         mode => Finding::warn(
             "transparent hugepages",
-            mode.unwrap_or_else(|| "none".to_owned()),
+            mode.to_string(),
             "blocks that find no explicit hugepage get 4 KiB pages: more TLB misses, slower registration",
             "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
         ),

@@ -226,8 +226,8 @@ pub fn start(args: &BenchArgs) -> Result<Bar, String> {
         let arena = &report.arena;
         pages = format!(
             "{} % hugetlb, {} % transparent",
-            arena.hugetlb_bytes * 100 / arena.bytes,
-            arena.transparent_bytes * 100 / arena.bytes
+            arena.hugetlb_bytes * 100 / arena.arena_bytes,
+            arena.transparent_bytes * 100 / arena.arena_bytes
         );
     }
     let first = times[0];

@@ -2,7 +2,8 @@
 
 use super::content::Content;
 use super::measure::{Cost, Latencies, Percentiles, process_cpu};
-use hotslice::memory::{Arena, ArenaConfig, CopyMethod, LockPolicy, PagePolicy, copy_with, fastest_copy};
+use hotslice::memory::copy::{CopyMethod, calibrate, copy_with};
+use hotslice::memory::{Arena, ArenaConfig, LockPolicy, PagePolicy};
 use hotslice::wire::{self, RESPONSE_HEADER_BYTES, ResponseHeader, Status};
 use serde::Serialize;
 use std::io::{Read, Write};
@@ -64,7 +65,7 @@ pub fn copies(len: usize, count: usize, rounds: usize, pages: PagePolicy) -> Res
     for index in 0..from.count() {
         from.slice(index).fill(index as u8);
     }
-    let methods = CopyMethod::available();
+    let methods: Vec<CopyMethod> = CopyMethod::ALL.into_iter().filter(|method| method.available()).collect();
     let mut latencies: Vec<Latencies> = methods.iter().map(|_| Latencies::new()).collect();
     for _ in 0..rounds {
         for (&method, latencies) in methods.iter().zip(&mut latencies) {
@@ -82,7 +83,7 @@ pub fn copies(len: usize, count: usize, rounds: usize, pages: PagePolicy) -> Res
         .map(|(&method, latencies)| CopyFloor {
             method: method.name(),
             value_bytes: len,
-            used_by_engine: method == fastest_copy(),
+            used_by_engine: method == calibrate().fastest(),
             ms: latencies.percentiles_ms(),
             gb_per_s: len as f64 / latencies.quantile_ns(0.5) as f64,
         })

@@ -66,7 +66,7 @@ impl Report {
             println!(
                 "cache memory: {} in blocks of {}: {} on hugetlb, {} on transparent hugepages, {} on base pages; {} \
                  locked; ring {}",
-                format_bytes(arena.bytes as u64),
+                format_bytes(arena.arena_bytes as u64),
                 format_bytes(arena.block_bytes as u64),
                 format_bytes(arena.hugetlb_bytes as u64),
                 format_bytes(arena.transparent_bytes as u64),
