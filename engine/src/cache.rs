@@ -101,6 +101,8 @@ impl Cache {
         let fork = ForkGuard::new();
         let (config, namespaces) = (Arc::new(config), Arc::new(Namespaces::new()));
         let running = shard::start(&config, &namespaces)?;
+        // Once per process: which way to copy is fastest here. Until it is known, large copies are libc's.
+        crate::memory::copy::calibrate();
         Ok(Self {
             shards: running.iter().map(|shard| shard.shared.clone()).collect(),
             reports: running.iter().map(|shard| shard.report.clone()).collect(),
@@ -375,10 +377,14 @@ impl Cache {
     fn shard_of(&self, key: Key<'_>) -> Result<(u64, &Arc<Shared>)> {
         self.check_fork()?;
         let hash = self.hasher.hash(key);
-        // The high half as a fraction of 2^32, times the number of shards.
-        let index = ((hash >> 32) * self.shards.len() as u64) >> 32;
-        let shared = &self.shards[index as usize];
+        let shared = &self.shards[self.shard_index(hash)];
         if shared.is_closed() { Err(Error::ShutDown) } else { Ok((hash, shared)) }
+    }
+
+    #[inline]
+    fn shard_index(&self, hash: u64) -> usize {
+        // The high half as a fraction of 2^32, times the number of shards.
+        (((hash >> 32) * self.shards.len() as u64) >> 32) as usize
     }
 
     fn fetch_one(&self, miss: Miss<'_>, deadline: Deadline) -> Result<Option<Lease>> {
@@ -433,16 +439,16 @@ impl Cache {
         let waiter = |i: usize| Waiter::new(call.clone(), i as u32, failed);
         if deadline.has_passed() {
             let error = Error::DeadlinePassed { stage: "looking the key up" };
-            for i in 0..misses.len() {
+            for (i, miss) in misses.iter().enumerate() {
+                self.shards[self.shard_index(miss.hash)].callers.missed(1);
                 waiter(i).fail(error.clone());
             }
         } else {
             let mut per_shard: Vec<Vec<Fetch>> = self.shards.iter().map(|_| Vec::new()).collect();
             for (i, miss) in misses.iter().enumerate() {
-                let index = ((miss.hash >> 32) * self.shards.len() as u64) >> 32;
                 let fetch =
                     Fetch { hash: miss.hash, key: miss.key.to_owned(), waiter: Some(waiter(i)) };
-                per_shard[index as usize].push(fetch);
+                per_shard[self.shard_index(miss.hash)].push(fetch);
             }
             for (shared, keys) in self.shards.iter().zip(per_shard) {
                 if !keys.is_empty() {

@@ -31,6 +31,7 @@ macro_rules! not_in_models {
 
 not_in_models! {
     pub mod cache;
+    pub mod checksum;
     pub mod config;
     mod deadline;
     pub mod error;
@@ -40,6 +41,8 @@ not_in_models! {
     mod namespace;
     pub mod origin;
     pub mod policy;
+    #[cfg(doctest)]
+    pub mod readme;
     pub mod server;
     pub mod shard;
     pub mod size;

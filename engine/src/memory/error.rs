@@ -1,46 +1,119 @@
-//! Why memory could not be set up.
+//! Why memory could not be set up: what was asked, what the kernel said, and what to change.
 
-/// Why memory could not be set up. Each says what to change.
-#[derive(Debug, thiserror::Error)]
+use std::io;
+
+use super::{HugepagePool, MemlockLimit};
+
+/// Why memory could not be set up. Nothing stays mapped after an error.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
-    /// A size is not allowed.
-    #[error("`{setting}` is {bytes} bytes: {allowed}")]
-    Size {
+    /// A setting is out of range.
+    #[error("setting `{setting}` is {value}: {allowed}")]
+    Config {
         /// Name of the setting.
         setting: &'static str,
-        /// What was given, in bytes.
-        bytes: usize,
+        /// The value that was given.
+        value: String,
         /// What is allowed.
         allowed: String,
     },
-    /// `pages = required`, and the pool of explicit hugepages is too small.
+    /// Explicit hugepages are required and cannot be had.
     #[error(
-        "pages = required needs {needed_pages} hugepages of {page_bytes} bytes, {free_pages} are free: raise \
-         /proc/sys/vm/nr_hugepages (as root: sysctl -w vm.nr_hugepages=N), or set pages = preferred"
+        "setting `pages` is required, but block {block} of {block_count} got no hugepages ({}); the arena needs \
+         {needed_pages} pages, the kernel's pool of {} KiB pages has {} in all, {} free, {} reserved: raise it \
+         (`sysctl -w vm.nr_hugepages={}`, early after boot) or set `pages` to preferred",
+        errno_text(*errno), pool.page_bytes / 1024, pool.total, pool.free, pool.reserved,
+        pool.total + needed_pages.saturating_sub(pool.free.saturating_sub(pool.reserved))
     )]
     Hugepages {
-        /// Hugepages that the arena needs.
-        needed_pages: usize,
-        /// Hugepages that were free when it was tried.
-        free_pages: usize,
-        /// Size of one, in bytes; 0 where the kernel has none.
-        page_bytes: usize,
+        /// Number of the block that failed, from 0.
+        block: usize,
+        /// Blocks that were asked for.
+        block_count: usize,
+        /// Hugepages that the arena needs in all.
+        needed_pages: u64,
+        /// The kernel's pool after the failed arena was given back.
+        pool: HugepagePool,
+        /// What the kernel said.
+        errno: i32,
     },
-    /// The kernel refused address space or memory.
-    #[error("cannot {what} {bytes} bytes: {source}")]
-    System {
-        /// What was attempted.
-        what: &'static str,
-        /// For how many bytes.
+    /// The machine, or the control group of this process, does not have that much memory.
+    #[error(
+        "{needed_bytes} bytes of memory are needed, {limit} is {available_bytes} bytes: lower the capacity or \
+         raise the limit"
+    )]
+    NotEnoughMemory {
+        /// Bytes still to be mapped when the check failed.
+        needed_bytes: u64,
+        /// Bytes there are.
+        available_bytes: u64,
+        /// Name of the limit, for instance `MemAvailable`.
+        limit: &'static str,
+    },
+    /// Address space could not be had.
+    #[error(
+        "{call} of {bytes} bytes failed: {}; limits that can cause it: vm.max_map_count (two mappings per block: \
+         larger blocks need fewer), vm.overcommit_memory, RLIMIT_AS (`ulimit -v`)",
+        errno_text(*errno)
+    )]
+    Map {
+        /// The system call.
+        call: &'static str,
+        /// Bytes asked for.
         bytes: usize,
         /// What the kernel said.
-        source: std::io::Error,
+        errno: i32,
     },
-    /// `lock = required`, and the memory cannot be locked.
-    #[error("lock = required: {reason}")]
+    /// Address space was had, but no pages to put behind it.
+    #[error(
+        "no pages behind {bytes} mapped bytes: {}; limits that can cause it: a memory or hugetlb control group \
+         (`memory.max`, `hugetlb.*.max`), or memory that the hardware reported as broken",
+        errno_text(*errno)
+    )]
+    Populate {
+        /// Bytes of the block.
+        bytes: usize,
+        /// What the kernel said.
+        errno: i32,
+    },
+    /// A mapping could not be kept out of forked children, so a child could share pages under DMA.
+    #[error("madvise({advice}) failed: {}", errno_text(*errno))]
+    Advise {
+        /// Name of the advice.
+        advice: &'static str,
+        /// What the kernel said.
+        errno: i32,
+    },
+    /// Locking is required and refused.
+    #[error("setting `lock` is required, but mlock failed: {}", lock_advice(*needed_bytes, limit, *errno))]
     Lock {
-        /// What was refused and how to allow it.
-        reason: String,
+        /// Bytes that had to be locked.
+        needed_bytes: u64,
+        /// The limit in force.
+        limit: MemlockLimit,
+        /// What the kernel said.
+        errno: i32,
     },
+}
+
+/// The system's words for `errno`.
+pub(super) fn errno_text(errno: i32) -> io::Error {
+    io::Error::from_raw_os_error(errno)
+}
+
+/// `errno` of the system call that has just failed on this thread.
+pub(super) fn last_errno() -> i32 {
+    io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+}
+
+/// What is wrong with the lock limit and the ways to raise it; for the error and for the warning.
+pub(super) fn lock_advice(needed_bytes: u64, limit: &MemlockLimit, errno: i32) -> String {
+    format!(
+        "{}; {needed_bytes} bytes are to be locked, RLIMIT_MEMLOCK is {} (hard limit {}): raise it with \
+         `ulimit -l unlimited`, `LimitMEMLOCK=infinity` in the systemd unit, or `docker run --ulimit memlock=-1:-1`",
+        errno_text(errno),
+        MemlockLimit::text(limit.soft_bytes),
+        MemlockLimit::text(limit.hard_bytes),
+    )
 }

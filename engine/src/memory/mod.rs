@@ -1,31 +1,51 @@
-//! Memory: where pages come from, blocks of an arena, extents in it, and copies out of it.
+//! Pinned memory: the page ladder, blocks, extents and fast copies.
 //!
-//! * [`Arena`]: blocks from a ladder of page kinds, populated, locked, never inherited by a fork.
-//! * [`ExtentAllocator`]: which granules of an arena are free. Pure arithmetic, no pointers.
-//! * [`copy()`]: the fastest copy of large runs that this machine has.
+//! An [`Arena`] owns a shard's blocks: pinned mappings of equal size, each from the best rung of the page
+//! ladder that the machine gives (explicit hugepages, transparent hugepages, base pages). An
+//! [`ExtentAllocator`] deals out runs of 4 KiB granules of those blocks as [`Extent`]s; it is pure
+//! arithmetic and touches none of the memory. [`copy`] moves bytes with the instructions that are fastest
+//! on this machine.
 //!
-//! It knows nothing of keys, shards or sockets.
+//! The module must not know what the bytes mean: no keys, values, shards or sockets. It tells what it
+//! obtained as a value ([`ArenaReport`]) and never falls back silently.
+//!
+//! | file | what |
+//! |---|---|
+//! | `config.rs` | policies and sizes, and what is allowed for them |
+//! | `arena.rs` | the blocks of one shard and the report on them |
+//! | `pages.rs` | one block's mapping: a rung of the ladder, populated |
+//! | `memlock.rs` | `mlock` and RLIMIT_MEMLOCK |
+//! | `procfs.rs` | what the kernel says: hugepage pool, THP, smaps, free memory |
+//! | `extents.rs` | [`Extent`] and the small list of them |
+//! | `allocator.rs`, `bins.rs` | best fit over granules |
+//! | `copy.rs`, `copy/` | the copying primitive, per instruction set, and its calibration |
 
+mod allocator;
 mod arena;
-mod copy;
+mod bins;
+mod config;
+pub mod copy;
 mod error;
-mod extent;
 mod extents;
-mod limits;
+mod memlock;
 mod pages;
+mod procfs;
 
-pub use arena::{Arena, ArenaConfig, ArenaReport, Block};
-pub use copy::{CopyMethod, LARGE_COPY_BYTES, copy, copy_with, fastest_copy};
+pub use allocator::ExtentAllocator;
+pub use arena::{Arena, ArenaReport, Block};
+pub use config::{ArenaConfig, LockPolicy, MAX_BLOCK_BYTES, MIN_BLOCK_BYTES, PageKind, PagePolicy};
 pub use error::MemoryError;
-pub use extent::{Extent, ExtentList};
-pub use extents::ExtentAllocator;
-pub use limits::{HugepagePool, MemlockLimit, hugepage_pool, memlock_limit, thp_mode};
-pub use pages::{LockPolicy, PageKind, PagePolicy};
+pub use extents::{Extent, ExtentList};
+pub use memlock::{MemlockLimit, memlock_limit};
+pub use procfs::{HugepagePool, ThpMode, hugepage_pool, thp_mode};
 
-/// Bytes of one granule, the unit in which arenas are shared out.
+/// Unit of allocation in bytes: every extent starts at a multiple of it and is a multiple of it long.
+///
+/// It does not depend on the kernel's page size, so that layouts are the same on kernels with 4, 16 and
+/// 64 KiB pages.
 pub const GRANULE_BYTES: usize = 4096;
 
-/// Granules that hold `bytes`.
+/// Granules that `bytes` bytes take: rounded up, 0 for 0.
 pub fn granules_for(bytes: u64) -> u64 {
     bytes.div_ceil(GRANULE_BYTES as u64)
 }

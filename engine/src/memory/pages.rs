@@ -1,315 +1,307 @@
-//! The page ladder: one block of memory, from the best kind of page that can be had.
+//! One block's mapping: a rung of the page ladder, its advice, and pages behind all of it.
+//!
+//! Knows nothing of arenas and policies: each function does one rung or fails.
+//!
+//! * **Explicit hugepages** come from `hugepage_rs`: anonymous, private, reserved in the pool by the mapping
+//!   itself, so a pool that is too small fails here and not at the first touch.
+//! * **Other blocks** are placed at a multiple of the transparent hugepage by mapping more than needed and
+//!   giving back what sticks out. A page without access stays behind each: a write past the end of a block
+//!   faults instead of reaching a neighbour, and the kernel cannot merge two blocks into one mapping, which
+//!   is what makes the figures in smaps exact per block.
+//! * **Populating never raises SIGBUS**: the pages are asked for with MADV_POPULATE_WRITE, or on kernels
+//!   before 5.14 by letting the kernel write into them, and both return an error if there is no page.
+//! * **A forked child never sees a block** (MADV_DONTFORK): with copy-on-write, the parent's next write
+//!   would move to a new page while a device or io_uring still uses the old one.
 
-use super::limits::hugepage_pool;
-use serde::Serialize;
 use std::alloc::Layout;
-use std::io;
-use std::ptr::NonNull;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::process;
+use std::ptr::{self, NonNull};
 
-macro_rules! words {
-    ($type:ident { $($word:literal => $variant:ident),* $(,)? }) => {
-        impl std::str::FromStr for $type {
-            type Err = String;
+use super::error::last_errno;
+use super::{MemoryError, PageKind};
 
-            fn from_str(text: &str) -> Result<Self, String> {
-                match text {
-                    $($word => Ok(Self::$variant),)*
-                    _ => Err(format!("`{text}` is none of {}", [$($word),*].join(", "))),
-                }
-            }
-        }
+/// iovecs per `readv` when pages are touched by the kernel: the kernel's limit (UIO_MAXIOV).
+const TOUCHES_PER_CALL: usize = 1024;
 
-        impl std::fmt::Display for $type {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str(match self { $(Self::$variant => $word),* })
-            }
-        }
-    };
+/// What a mapping came from, to give it back the same way.
+enum Source {
+    /// `hugepage_rs::alloc` with this layout.
+    HugeTlb(Layout),
+    /// mmap of the block and the page without access behind it; this many bytes in all.
+    Anonymous { mapped_bytes: usize },
 }
 
-/// Where pages may come from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum PagePolicy {
-    /// Explicit hugepages or an error.
-    Required,
-    /// Explicit hugepages, else transparent ones, else 4 KiB pages, block by block.
-    #[default]
-    Preferred,
-    /// Base pages (4 KiB on x86-64).
-    Off,
-}
-words!(PagePolicy { "required" => Required, "preferred" => Preferred, "off" => Off });
-
-/// Whether something that the machine may refuse (locking, registering) is asked for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LockPolicy {
-    /// A refusal is an error.
-    Required,
-    /// A refusal is a warning.
-    #[default]
-    Preferred,
-    /// Not asked for.
-    Off,
-}
-words!(LockPolicy { "required" => Required, "preferred" => Preferred, "off" => Off });
-
-/// The kind of page that a block really has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum PageKind {
-    /// Explicit hugepages (hugetlb): never split, never swapped.
-    HugeTlb,
-    /// Transparent hugepages, as smaps said after populating.
-    Transparent,
-    /// Base pages.
-    Base,
-}
-
-/// Mapped, populated memory of one block. Unmapped on drop.
-#[derive(Debug)]
+/// A block's memory: readable and writable, owned, unmapped on drop.
 pub(super) struct Mapping {
     base: NonNull<u8>,
     bytes: usize,
-    kind: PageKind,
+    /// Distance of the pages to touch when populating by hand.
+    page_bytes: usize,
+    source: Source,
+    /// The process that mapped it. In a forked child the addresses are not mapped, or are something else's.
+    owner_pid: u32,
 }
 
-// SAFETY: a mapping is an address range; who may touch its bytes is decided by its users.
+// SAFETY: a mapping is plain memory without thread affinity, and `Mapping` gives out its address only; what
+// threads do with the bytes is ordered by those who use the address.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; the methods only read the fields.
+// SAFETY: as above; `&Mapping` allows nothing but reading the fields, which never change.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
+    /// Maps `bytes` bytes of explicit hugepages of `page_bytes` bytes (0: the kernel has none). Nothing is
+    /// populated yet. `bytes` is a non-zero multiple of the page size; anything else is EINVAL.
+    pub(super) fn hugetlb(bytes: usize, page_bytes: usize) -> Result<Mapping, i32> {
+        // hugepage_rs panics where /proc/meminfo names no hugepage size; there the caller has 0 here.
+        if page_bytes == 0 {
+            return Err(libc::ENOSYS);
+        }
+        if bytes == 0 || !bytes.is_multiple_of(page_bytes) {
+            return Err(libc::EINVAL);
+        }
+        let layout = Layout::from_size_align(bytes, page_bytes).map_err(|_| libc::EINVAL)?;
+        // SAFETY: the layout's size is not zero.
+        let base = unsafe { hugepage_rs::alloc(layout) };
+        let base = NonNull::new(base).ok_or_else(last_errno)?;
+        let source = Source::HugeTlb(layout);
+        Ok(Mapping { base, bytes, page_bytes, source, owner_pid: process::id() })
+    }
+
+    /// Maps `bytes` bytes of ordinary memory at a multiple of `align_bytes` (a power of two), with a page
+    /// without access behind it. Nothing is populated yet.
+    pub(super) fn anonymous(bytes: usize, align_bytes: usize) -> Result<Mapping, MemoryError> {
+        let page_bytes = base_page_bytes();
+        let align_bytes = align_bytes.max(page_bytes);
+        // The block, the page behind it, and up to `align_bytes - page_bytes` to skip before it.
+        let reserved_bytes = bytes + align_bytes;
+        // SAFETY: a new anonymous mapping wherever the kernel likes; it replaces nothing.
+        let reserved = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                reserved_bytes,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if reserved == libc::MAP_FAILED {
+            return Err(MemoryError::Map { call: "mmap", bytes: reserved_bytes, errno: last_errno() });
+        }
+        let reserved = reserved.cast::<u8>();
+        let head_bytes = reserved.addr().wrapping_neg() & (align_bytes - 1);
+        let mapped_bytes = bytes + page_bytes;
+        // SAFETY: inside the reservation: both are multiples of the page, so `head_bytes` is at most `align_bytes`
+        // less a page, and `head_bytes + mapped_bytes` at most `reserved_bytes`.
+        let base = unsafe { reserved.add(head_bytes) };
+        unmap(reserved, head_bytes);
+        unmap(base.wrapping_add(mapped_bytes), reserved_bytes - head_bytes - mapped_bytes);
+
+        let Some(base) = NonNull::new(base) else {
+            return Err(MemoryError::Map { call: "mmap", bytes, errno: libc::EFAULT });
+        };
+        // Owned from here on: an error below drops it.
+        let source = Source::Anonymous { mapped_bytes };
+        let mapping = Mapping { base, bytes, page_bytes, source, owner_pid: process::id() };
+        // SAFETY: the range is ours and nobody has its address yet; the last page stays without access.
+        match unsafe { libc::mprotect(base.as_ptr().cast(), bytes, libc::PROT_READ | libc::PROT_WRITE) } {
+            0 => Ok(mapping),
+            _ => Err(MemoryError::Map { call: "mprotect", bytes, errno: last_errno() }),
+        }
+    }
+
+    /// First byte.
     pub(super) fn base(&self) -> NonNull<u8> {
         self.base
     }
 
+    /// Bytes, without the page without access.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The kind as it is known without smaps: explicit hugepages or not.
     pub(super) fn kind(&self) -> PageKind {
-        self.kind
-    }
-
-    /// Explicit hugepages, or `None` if the pool has too few.
-    pub(super) fn hugetlb(bytes: usize) -> Option<io::Result<Self>> {
-        let layout = hugetlb_layout(bytes)?;
-        // SAFETY: the layout is not empty.
-        let base = NonNull::new(unsafe { hugepage_rs::alloc(layout) })?;
-        Some(Self { base, bytes, kind: PageKind::HugeTlb }.prepared())
-    }
-
-    /// Base pages, or transparent hugepages if `huge` and the kernel gives them: see [`Mapping::confirm`].
-    pub(super) fn anonymous(bytes: usize, huge: bool) -> io::Result<Self> {
-        let align = if huge { huge_align() } else { base_page_bytes() };
-        let mapping = Self { base: reserve(bytes, align)?, bytes, kind: PageKind::Base };
-        if huge {
-            // A refusal (no THP in this kernel) leaves base pages, which `confirm` finds.
-            let _ = mapping.advise(libc::MADV_HUGEPAGE);
-        }
-        mapping.prepared()
-    }
-
-    /// Takes note of what smaps says about an anonymous mapping: all of it huge, or not.
-    pub(super) fn confirm(&mut self, smaps: &[SmapsEntry]) {
-        let start = self.base.as_ptr() as usize;
-        if self.kind == PageKind::Base && huge_bytes(smaps, start, start + self.bytes) == self.bytes {
-            self.kind = PageKind::Transparent;
+        match self.source {
+            Source::HugeTlb(_) => PageKind::HugeTlb,
+            Source::Anonymous { .. } => PageKind::Base,
         }
     }
 
-    /// Populates, and keeps the pages out of forks and core dumps.
-    fn prepared(self) -> io::Result<Self> {
-        // A child that shared these pages would make the parent's next write move them (copy on write) under
-        // a device that has their addresses.
-        self.advise(libc::MADV_DONTFORK)?;
-        self.advise(libc::MADV_DONTDUMP)?;
-        self.populate()?;
-        Ok(self)
+    /// Keeps the block out of forked children and out of core dumps.
+    pub(super) fn keep_private(&self) -> Result<(), MemoryError> {
+        self.advise(libc::MADV_DONTFORK)
+            .map_err(|errno| MemoryError::Advise { advice: "MADV_DONTFORK", errno })?;
+        // Without it a core dump is larger, nothing else; so a refusal is no error.
+        let _ = self.advise(libc::MADV_DONTDUMP);
+        Ok(())
     }
 
-    fn advise(&self, advice: libc::c_int) -> io::Result<()> {
-        // SAFETY: the range is this mapping's own; none of the advices used here changes its contents.
-        match unsafe { libc::madvise(self.base.as_ptr().cast(), self.bytes, advice) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
+    /// Asks for transparent hugepages, or declines them. A kernel without them says EINVAL; what was really
+    /// obtained is read from smaps later.
+    pub(super) fn want_transparent(&self, wanted: bool) {
+        let _ = self.advise(if wanted { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE });
+    }
+
+    /// Puts pages behind all of the block, zeroed, from the calling thread's NUMA node where the process's
+    /// memory policy leaves it to first touch. Returns the errno if there are not enough.
+    pub(super) fn populate(&self) -> Result<(), i32> {
+        loop {
+            match self.advise(libc::MADV_POPULATE_WRITE) {
+                Err(libc::EINVAL) => return self.touch(),
+                Err(libc::EINTR | libc::EAGAIN) => {}
+                other => return other,
+            }
         }
     }
 
-    /// Backs every page, for writing.
-    fn populate(&self) -> io::Result<()> {
-        // Linux 5.14. It fails with an error where touching would raise SIGBUS (a cgroup's hugetlb limit).
-        match self.advise(libc::MADV_POPULATE_WRITE) {
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => self.touch(),
-            done => done,
-        }
-    }
-
-    fn touch(&self) -> io::Result<()> {
-        for offset in (0..self.bytes).step_by(base_page_bytes()) {
-            // SAFETY: inside this mapping, which nobody else knows yet. Volatile: it must happen.
-            unsafe { self.base.as_ptr().add(offset).write_volatile(0) };
+    /// Populates on kernels before 5.14: the kernel writes one zero byte into each page. The fault is then
+    /// the kernel's, so a page that cannot be had is EFAULT and not SIGBUS.
+    fn touch(&self) -> Result<(), i32> {
+        let zeroes = File::open("/dev/zero").map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))?;
+        let pages = self.bytes.div_ceil(self.page_bytes);
+        let mut touches = Vec::with_capacity(TOUCHES_PER_CALL);
+        let mut touched = 0;
+        while touched < pages {
+            touches.clear();
+            touches.extend((touched..pages).take(TOUCHES_PER_CALL).map(|page| libc::iovec {
+                iov_base: self.base.as_ptr().wrapping_add(page * self.page_bytes).cast(),
+                iov_len: 1,
+            }));
+            let count = touches.len() as libc::c_int;
+            // SAFETY: each iovec is one byte inside this mapping, which nobody else has seen yet; the kernel
+            // checks the addresses besides.
+            match unsafe { libc::readv(zeroes.as_raw_fd(), touches.as_ptr(), count) } {
+                read if read > 0 => touched += read as usize,
+                0 => return Err(libc::EIO),
+                _ => match last_errno() {
+                    libc::EINTR => {}
+                    errno => return Err(errno),
+                },
+            }
         }
         Ok(())
     }
 
-    /// Locks the pages. Explicit hugepages are never swapped and need no lock.
-    pub(super) fn lock(&self) -> io::Result<()> {
-        if self.kind == PageKind::HugeTlb {
-            return Ok(());
-        }
-        // SAFETY: the range is this mapping's own.
-        match unsafe { libc::mlock(self.base.as_ptr().cast(), self.bytes) } {
+    fn advise(&self, advice: libc::c_int) -> Result<(), i32> {
+        // SAFETY: the range is this mapping. The advice used here never drops or moves its bytes.
+        match unsafe { libc::madvise(self.base.as_ptr().cast(), self.bytes, advice) } {
             0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
+            _ => Err(last_errno()),
         }
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        match (self.kind, hugetlb_layout(self.bytes)) {
-            // SAFETY: allocated with this very layout by `hugetlb`; nobody uses it any longer.
-            (PageKind::HugeTlb, Some(layout)) => unsafe {
-                hugepage_rs::dealloc(self.base.as_ptr(), layout);
-            },
-            // SAFETY: mapped by `anonymous` with this length; nobody uses it any longer.
-            _ => unsafe {
-                libc::munmap(self.base.as_ptr().cast(), self.bytes);
-            },
+        if process::id() != self.owner_pid {
+            return;
+        }
+        match self.source {
+            // SAFETY: the address came from `alloc` with this layout, and only this drop gives it back.
+            Source::HugeTlb(layout) => unsafe { hugepage_rs::dealloc(self.base.as_ptr(), layout) },
+            Source::Anonymous { mapped_bytes } => unmap(self.base.as_ptr(), mapped_bytes),
         }
     }
 }
 
-/// The layout of a block of explicit hugepages; `None` where the kernel has none (the crate would panic).
-fn hugetlb_layout(bytes: usize) -> Option<Layout> {
-    let page_bytes = hugepage_bytes();
-    if page_bytes == 0 || !bytes.is_multiple_of(page_bytes) {
-        return None;
+/// Bytes of the kernel's base page.
+pub(super) fn base_page_bytes() -> usize {
+    // SAFETY: sysconf reads a constant.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(bytes).unwrap_or(super::GRANULE_BYTES)
+}
+
+/// Unmaps a part of a mapping that this file made; nothing for 0 bytes.
+fn unmap(base: *mut u8, bytes: usize) {
+    if bytes > 0 {
+        // SAFETY: called with parts of this file's own mappings, each once, when nobody uses them any more: the
+        // trimmed ends of a reservation, or a whole mapping in its drop. It cannot fail for whole pages, except
+        // for a lack of kernel memory to split a mapping; then address space is lost, which is harmless.
+        unsafe { libc::munmap(base.cast(), bytes) };
     }
-    Layout::from_size_align(bytes, page_bytes).ok()
-}
-
-/// Size of explicit hugepages, 0 where there are none. Does not change while the system runs.
-pub(super) fn hugepage_bytes() -> usize {
-    static BYTES: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
-    *BYTES.get_or_init(|| hugepage_pool().page_bytes)
-}
-
-fn base_page_bytes() -> usize {
-    // SAFETY: a plain query.
-    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
-}
-
-/// Alignment at which transparent hugepages can form.
-fn huge_align() -> usize {
-    match hugepage_bytes() {
-        0 => 2 << 20,
-        bytes => bytes,
-    }
-}
-
-/// Maps `bytes` of private anonymous memory at a multiple of `align`, by mapping more and giving back.
-fn reserve(bytes: usize, align: usize) -> io::Result<NonNull<u8>> {
-    let all = bytes.checked_add(align).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
-    // SAFETY: a new mapping at an address of the kernel's choice.
-    let start = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            all,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-            -1,
-            0,
-        )
-    };
-    if start == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
-    let before = (start as usize).next_multiple_of(align) - start as usize;
-    let base = start.cast::<u8>().wrapping_add(before);
-    for (from, len) in [(start.cast::<u8>(), before), (base.wrapping_add(bytes), align - before)] {
-        if len > 0 {
-            // SAFETY: gives back parts of the mapping made above that nobody has seen.
-            unsafe { libc::munmap(from.cast(), len) };
-        }
-    }
-    NonNull::new(base).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))
-}
-
-/// One entry of /proc/self/smaps: address range and bytes of transparent hugepages in it.
-pub(super) struct SmapsEntry {
-    from: usize,
-    to: usize,
-    huge_bytes: usize,
-}
-
-/// Reads /proc/self/smaps; empty if it cannot be read, which then confirms nothing.
-pub(super) fn smaps() -> Vec<SmapsEntry> {
-    parse_smaps(&std::fs::read_to_string("/proc/self/smaps").unwrap_or_default())
-}
-
-fn parse_smaps(text: &str) -> Vec<SmapsEntry> {
-    let mut entries: Vec<SmapsEntry> = Vec::new();
-    let address = |text| usize::from_str_radix(text, 16).ok();
-    for line in text.lines() {
-        let mut words = line.split_whitespace();
-        let first = words.next().unwrap_or("");
-        if first == "AnonHugePages:" {
-            let kb = words.next().and_then(|kb| kb.parse::<usize>().ok()).unwrap_or(0);
-            if let Some(entry) = entries.last_mut() {
-                entry.huge_bytes = kb * 1024;
-            }
-        } else if let Some((from, to)) = first.split_once('-')
-            && let (Some(from), Some(to)) = (address(from), address(to))
-        {
-            entries.push(SmapsEntry { from, to, huge_bytes: 0 });
-        }
-    }
-    entries
-}
-
-/// Bytes of `[start, end)` that are surely huge. The kernel merges neighbouring blocks into one entry; what
-/// is not huge in an entry is counted against every range in it.
-fn huge_bytes(entries: &[SmapsEntry], start: usize, end: usize) -> usize {
-    let credit = |entry: &SmapsEntry| {
-        let overlap = entry.to.min(end).saturating_sub(entry.from.max(start));
-        overlap.saturating_sub((entry.to - entry.from).saturating_sub(entry.huge_bytes))
-    };
-    entries.iter().map(credit).sum()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn smaps_are_read_with_care() {
-        let smaps = "7f0000000000-7f0002000000 rw-p 00000000 00:00 0 \nRss: 1 kB\nAnonHugePages:     32768 kB\n\
-                     7f0002000000-7f0003000000 rw-p 00000000 00:00 0 \nAnonHugePages:     2048 kB\nVmFlags: rd\n";
-        let base = 0x7f00_0000_0000;
-        let entries = parse_smaps(smaps);
-        assert_eq!(huge_bytes(&entries, base, base + (16 << 20)), 16 << 20);
-        assert_eq!(huge_bytes(&entries, base + (32 << 20), base + (48 << 20)), 2 << 20);
-        assert_eq!(huge_bytes(&entries, base + (32 << 20), base + (33 << 20)), 0);
-        assert_eq!(huge_bytes(&entries, 0, 4096), 0);
+    fn smaps_field(mapping: &Mapping, name: &str) -> String {
+        let start = format!("{:x}-", mapping.base().addr());
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut lines = smaps.lines().skip_while(|line| !line.starts_with(&start));
+        assert!(lines.next().is_some(), "no mapping starts at {start}");
+        lines.find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned()
     }
 
     #[test]
-    fn words_round_trip() {
-        for policy in [PagePolicy::Required, PagePolicy::Preferred, PagePolicy::Off] {
-            assert_eq!(policy.to_string().parse(), Ok(policy));
+    fn ordinary_blocks_are_aligned_and_guarded() {
+        for (bytes, align_bytes) in [(64 << 10, 4096), (2 << 20, 2 << 20), (16 << 20, 2 << 20), (1 << 20, 1)]
+        {
+            let mapping = Mapping::anonymous(bytes, align_bytes).unwrap();
+            assert_eq!(mapping.base().addr().get() % align_bytes, 0);
+            assert_eq!(mapping.bytes(), bytes);
+            let start = mapping.base().addr().get();
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            let ours = format!("{start:x}-{:x} rw-p", start + bytes);
+            assert!(maps.lines().any(|line| line.starts_with(&ours)), "{ours} is not a mapping of its own");
+            let guard = format!("{:x}-{:x} ---p", start + bytes, start + bytes + base_page_bytes());
+            // The guard may be merged with inaccessible memory of others behind it.
+            let guard_start = guard.split('-').next().unwrap().to_owned() + "-";
+            assert!(
+                maps.lines().any(|line| line.starts_with(&guard_start) && line.contains(" ---p ")),
+                "no guard {guard}"
+            );
         }
-        assert!("Required".parse::<LockPolicy>().unwrap_err().contains("preferred"));
     }
 
     #[test]
-    fn blocks_are_aligned_and_zero() {
-        for huge in [false, true] {
-            let mapping = Mapping::anonymous(4 << 20, huge).unwrap();
-            let align = if huge { 2 << 20 } else { 4096 };
-            assert!((mapping.base().as_ptr() as usize).is_multiple_of(align));
-            // SAFETY: populated above, and nobody writes to it.
-            let bytes = unsafe { std::slice::from_raw_parts(mapping.base().as_ptr(), 4 << 20) };
-            assert!(bytes.iter().all(|&byte| byte == 0));
+    fn both_ways_of_populating_fill_all_pages() {
+        for by_hand in [false, true] {
+            let mapping = Mapping::anonymous(8 << 20, 2 << 20).unwrap();
+            mapping.want_transparent(false);
+            assert_eq!(smaps_field(&mapping, "Rss:"), "0 kB");
+            if by_hand { mapping.touch() } else { mapping.populate() }.unwrap();
+            assert_eq!(smaps_field(&mapping, "Rss:"), "8192 kB", "by hand: {by_hand}");
         }
+    }
+
+    #[test]
+    fn blocks_stay_out_of_children_and_core_dumps() {
+        let mapping = Mapping::anonymous(64 << 10, 4096).unwrap();
+        mapping.keep_private().unwrap();
+        let flags = smaps_field(&mapping, "VmFlags:");
+        let has = |flag| flags.split_whitespace().any(|word| word == flag);
+        assert!(has("dc") && has("dd"), "VmFlags are {flags}");
+    }
+
+    #[test]
+    fn pages_that_cannot_be_had_are_an_error_and_no_signal() {
+        // A mapping that may not be written stands for one without pages: the kernel's own write fails alike.
+        let mapping = Mapping::anonymous(64 << 10, 4096).unwrap();
+        // SAFETY: the mapping is this test's own and nobody uses its bytes.
+        unsafe { libc::mprotect(mapping.base().as_ptr().cast(), 64 << 10, libc::PROT_READ) };
+        assert_eq!(mapping.touch(), Err(libc::EFAULT));
+        assert!(mapping.advise(libc::MADV_POPULATE_WRITE).is_err());
+    }
+
+    #[test]
+    fn odd_hugetlb_requests_are_refused() {
+        assert_eq!(Mapping::hugetlb(2 << 20, 0).err(), Some(libc::ENOSYS));
+        assert_eq!(Mapping::hugetlb(0, 2 << 20).err(), Some(libc::EINVAL));
+        assert_eq!(Mapping::hugetlb((2 << 20) + 4096, 2 << 20).err(), Some(libc::EINVAL));
+    }
+
+    #[test]
+    fn a_child_does_not_unmap_what_it_does_not_own() {
+        let mut mapping = Mapping::anonymous(64 << 10, 4096).unwrap();
+        let (base, mapped_bytes) = (mapping.base().as_ptr(), (64 << 10) + base_page_bytes());
+        mapping.owner_pid += 1;
+        drop(mapping);
+        // SAFETY: the drop left the mapping in place, as in a child; if it had not, the read would fault.
+        assert_eq!(unsafe { base.read_volatile() }, 0);
+        unmap(base, mapped_bytes);
     }
 }

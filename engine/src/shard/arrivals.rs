@@ -10,6 +10,7 @@ use super::value::Value;
 use crate::config::Admission;
 use crate::wire::{MAX_REASON_BYTES, Op, ResponseHeader, Status};
 use crate::Error;
+use std::collections::HashMap;
 use std::time::Instant;
 
 /// Lanes that may fail under one fill before the fill fails.
@@ -17,6 +18,9 @@ const ATTEMPTS: u32 = 2;
 
 /// Unwanted answers up to this size are read and thrown away; larger ones cost the lane instead.
 const DISCARD_BYTES_MAX: u64 = 8 << 20;
+
+/// See [`Reactor::held_up`].
+pub(super) type HeldUp = HashMap<FillId, Error>;
 
 impl Reactor {
     pub(super) fn complete(&mut self, token: Token, result: i32) {
@@ -134,7 +138,8 @@ impl Reactor {
         if status == Status::Absent {
             if let Some(mut fill) = self.fills.remove(fill_id) {
                 fill.answer_absent();
-                self.counters().fills_absent.add(1);
+                // A fill that is no longer live was counted when it died.
+                self.counters().fills_absent.add(u64::from(fill.live));
                 self.count_fills();
             }
         } else if let Some(peer) = self.lanes.get(&lane).map(|lane| self.peers[lane.peer].address) {
@@ -233,6 +238,10 @@ impl Reactor {
         self.fills.remove(header.request_id);
         self.count_fills();
         self.settle_outstanding(id, header.request_id);
+        if let Some(lane) = self.lanes.get_mut(&id) {
+            // The pause was ours; the peer owes the next bytes from now on.
+            lane.owed_since = (!lane.outstanding.is_empty()).then(Instant::now);
+        }
         self.discard(id, header.body_len);
         self.receive_next(id);
         self.dispatch_lane(id);
@@ -241,6 +250,9 @@ impl Reactor {
     /// Sets the lane to throw `bytes` away, or closes it if that would take too long.
     fn discard(&mut self, id: u64, bytes: u64) {
         if bytes > DISCARD_BYTES_MAX {
+            if let Some(lane) = self.lanes.get_mut(&id) {
+                lane.forgone = true;
+            }
             self.break_lane(id, format!("an unwanted answer of {bytes} bytes is not worth receiving"));
         } else if let Some(lane) = self.lanes.get_mut(&id) {
             lane.receive =
@@ -361,21 +373,23 @@ impl Reactor {
             return;
         }
         let now = Instant::now();
-        if !lane.outstanding.is_empty() || !lane.connected {
+        if !lane.forgone && (!lane.outstanding.is_empty() || !lane.connected) {
             self.counters().lanes_failed.add(1);
-            if !lane.delivered {
+            // A connection that is lost before it answers may be the fault of what was asked; more of them
+            // in a row than one key can break are the peer's.
+            if !lane.connected || (!lane.delivered && self.peers[peer].lost_in_a_row() > ATTEMPTS) {
                 self.shun(peer, now, reason_of(why));
             }
         }
         for &fill_id in lane.outstanding.iter().rev() {
-            self.retry_or_fail(fill_id, why, now);
+            self.retry_or_fail(fill_id, why, u32::from(!lane.forgone), now);
         }
         self.dispatch(peer);
     }
 
-    fn retry_or_fail(&mut self, id: FillId, why: &Error, now: Instant) {
+    fn retry_or_fail(&mut self, id: FillId, why: &Error, attempts: u32, now: Instant) {
         let Some(fill) = self.fills.get_mut(id) else { return };
-        fill.attempts += 1;
+        fill.attempts += attempts;
         if !fill.live {
             self.fills.remove(id);
             self.count_fills();
@@ -389,12 +403,10 @@ impl Reactor {
     }
 
     /// A deadline of the fill has passed: of one who waits for it, or its own.
-    pub(super) fn expire_fill(&mut self, id: FillId, now: Instant) {
+    pub(super) fn expire_fill(&mut self, id: FillId, now: Instant, held_up: &HeldUp) {
         let Some(stage) = self.fills.get(id).map(|fill| fill.stage) else { return };
-        let error = match stage {
-            Stage::NoRoom => self.pinned_error(self.paused_bytes(id)),
-            stage => Error::DeadlinePassed { stage: stage.as_str() },
-        };
+        let passed = || Error::DeadlinePassed { stage: stage.as_str() };
+        let error = held_up.get(&id).cloned().unwrap_or_else(passed);
         let Some(fill) = self.fills.get_mut(id) else { return };
         fill.fail_late_waiters(now, &error);
         if !fill.live || fill.deadline > now {
@@ -418,8 +430,26 @@ impl Reactor {
         self.counters().fills_failed.add(1);
     }
 
-    fn paused_bytes(&self, id: FillId) -> u64 {
-        self.paused_lane(id).map_or(0, |(_, header)| header.value_len)
+    /// The fills that do not go on because a value on their way has no room, and the error that says so:
+    /// those of paused lanes, and those that wait for a lane of such a peer.
+    pub(super) fn held_up(&self) -> HeldUp {
+        let mut held_up = HeldUp::new();
+        if self.starving.is_empty() {
+            return held_up;
+        }
+        let mut pinned_bytes = None;
+        for lane in self.lanes.values() {
+            let Receive::NoRoom { header } = lane.receive else { continue };
+            let error = Error::Pinned {
+                value_bytes: header.value_len,
+                pinned_bytes: *pinned_bytes.get_or_insert_with(|| self.store.pinned_bytes()),
+                arena_bytes: self.store.arena_bytes(),
+            };
+            for &id in lane.outstanding.iter().chain(&self.peers[lane.peer].queue) {
+                held_up.insert(id, error.clone());
+            }
+        }
+        held_up
     }
 
     /// The lane that holds back the answer to this fill, for want of room.

@@ -72,7 +72,7 @@ impl Body {
         // SAFETY: the kernel has just written these bytes of this body's own room, and has let go of them.
         let fresh = unsafe { std::slice::from_raw_parts(start, bytes) };
         // While they are still in the processor's cache.
-        self.crc = crc32c::crc32c_append(self.crc, fresh);
+        self.crc = crate::checksum::crc32c_append(self.crc, fresh);
         self.received += bytes as u64;
         self.filled += bytes;
         if self.filled == self.room.extents[self.extent].len as usize * GRANULE_BYTES {
@@ -104,6 +104,8 @@ pub(super) struct Lane {
     pub(super) connected: bool,
     /// It has delivered an answer: its end is not held against the peer.
     pub(super) delivered: bool,
+    /// It is given up for our own convenience: its end is held against nobody.
+    pub(super) forgone: bool,
     /// Since when the peer has owed the bytes of the present step; `None` if it owes nothing.
     pub(super) owed_since: Option<Instant>,
     fd: OwnedFd,
@@ -145,6 +147,7 @@ impl Lane {
             outstanding: Vec::new(),
             connected: false,
             delivered: false,
+            forgone: false,
             owed_since: Some(now),
             fd,
             address,

@@ -14,13 +14,15 @@ pub(super) struct Peer {
     /// Numbers of its lanes, in every state.
     pub(super) lanes: Vec<u64>,
     failures: u32,
+    /// Connections lost before they answered, since the last answer.
+    lost: u32,
     /// Not to be tried again before this moment, and why.
     shunned: Option<(Instant, Error)>,
 }
 
 impl Peer {
     pub(super) fn new(address: SocketAddr) -> Self {
-        Self { address, queue: VecDeque::new(), lanes: Vec::new(), failures: 0, shunned: None }
+        Self { address, queue: VecDeque::new(), lanes: Vec::new(), failures: 0, lost: 0, shunned: None }
     }
 
     /// Why the peer is not to be tried now.
@@ -35,9 +37,16 @@ impl Peer {
         self.shunned = Some((now + pause, why));
     }
 
+    /// A connection was made and lost before it answered. Returns how many that were since the last answer.
+    pub(super) fn lost_in_a_row(&mut self) -> u32 {
+        self.lost = self.lost.saturating_add(1);
+        self.lost
+    }
+
     /// A lane delivered an answer.
     pub(super) fn delivered(&mut self) {
         self.failures = 0;
+        self.lost = 0;
         self.shunned = None;
     }
 }

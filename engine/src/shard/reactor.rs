@@ -83,6 +83,8 @@ impl Reactor {
         loop {
             self.take_requests();
             self.take_dropped_reservations();
+            // Also when nobody wants room: the gauges tell what is in use.
+            self.store.reclaim(&self.shared.counters);
             self.feed_starving();
             for peer in std::mem::take(&mut self.pending_peers) {
                 self.dispatch(peer);
@@ -310,7 +312,8 @@ impl Reactor {
     pub(super) fn fail_fill(&mut self, id: FillId, error: &Error) {
         if let Some(mut fill) = self.fills.remove(id) {
             fill.fail_waiters(error);
-            self.counters().fills_failed.add(1);
+            // A fill that is no longer live was counted when it died.
+            self.counters().fills_failed.add(u64::from(fill.live));
             self.count_fills();
         }
     }
@@ -457,11 +460,15 @@ impl Reactor {
     }
 
     fn expire(&mut self, now: Instant) {
-        while let Some(&Reverse((at, id))) = self.deadlines.peek()
-            && at <= now
-        {
-            self.deadlines.pop();
-            self.expire_fill(id, now);
+        if self.deadlines.peek().is_some_and(|Reverse((at, _))| *at <= now) {
+            // Before the first of them ends: with it the pause may end that held up the others.
+            let held_up = self.held_up();
+            while let Some(&Reverse((at, id))) = self.deadlines.peek()
+                && at <= now
+            {
+                self.deadlines.pop();
+                self.expire_fill(id, now, &held_up);
+            }
         }
         let late: Vec<u64> = self
             .lanes

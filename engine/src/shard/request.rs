@@ -154,8 +154,8 @@ impl Reservation {
                 let bytes = piece.len().min(room.1);
                 // SAFETY: the extents belong to this reservation alone until it is committed or dropped, and
                 // `shared` keeps the arena mapped; the caller's slice cannot overlap memory it never saw.
-                unsafe { crate::memory::copy(room.0, piece.as_ptr(), bytes) };
-                crc = crc32c::crc32c_append(crc, &piece[..bytes]);
+                unsafe { crate::memory::copy::copy(room.0, piece.as_ptr(), bytes) };
+                crc = crate::checksum::crc32c_append(crc, &piece[..bytes]);
                 // SAFETY: within the extent, or one past its end.
                 room = (unsafe { room.0.add(bytes) }, room.1 - bytes);
                 piece = &piece[bytes..];

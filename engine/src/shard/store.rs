@@ -139,10 +139,14 @@ impl Store {
 
     /// Takes in the slots whose last lease ended after they were condemned.
     pub(crate) fn reclaim(&mut self, counters: &ShardCounters) {
+        let mut some = false;
         while let Some((_, value)) = self.writer.reclaim() {
             self.extents.free(&value.extents);
+            some = true;
         }
-        self.gauge(counters);
+        if some {
+            self.gauge(counters);
+        }
     }
 
     pub(crate) fn lookup(&self, hash: u64, key: Key<'_>) -> Option<u32> {

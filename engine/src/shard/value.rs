@@ -112,7 +112,7 @@ impl Lease {
         if self.shared.fork.forked() {
             return Err(Error::Forked);
         }
-        let got = self.segments().fold(0, crc32c::crc32c_append);
+        let got = self.segments().fold(0, crate::checksum::crc32c_append);
         let want = self.crc32c();
         if got == want { Ok(()) } else { Err(Error::Corrupt { got, want }) }
     }
@@ -202,7 +202,7 @@ impl Source<'_> {
             }
             let bytes = into.len().min(self.current.len());
             // SAFETY: both slices hold `bytes`; a `&mut` of the caller cannot overlap the pinned extent.
-            unsafe { crate::memory::copy(into.as_mut_ptr(), self.current.as_ptr(), bytes) };
+            unsafe { crate::memory::copy::copy(into.as_mut_ptr(), self.current.as_ptr(), bytes) };
             into = &mut into[bytes..];
             self.current = &self.current[bytes..];
         }

@@ -129,7 +129,7 @@ fn announce(args: &ServeArgs, server: &Server) -> Result<()> {
         format!(
             "serving on {}, {} for values, {mode}",
             server.local_addr(),
-            format_bytes(memory.bytes as u64)
+            format_bytes(memory.arena_bytes as u64)
         )
     };
     let mut out = std::io::stdout().lock();

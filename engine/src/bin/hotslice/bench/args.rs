@@ -106,7 +106,7 @@ impl BenchArgs {
     /// Applies `--quick`.
     pub fn shortened(mut self) -> Self {
         if self.quick {
-            self.count = self.count.min(10);
+            self.count = self.count.min(5);
             self.rounds = self.rounds.min(3);
         }
         self

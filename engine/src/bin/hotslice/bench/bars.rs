@@ -203,16 +203,22 @@ pub fn utilisation(args: &BenchArgs) -> Result<Vec<Bar>, String> {
 pub fn start(args: &BenchArgs) -> Result<Bar, String> {
     let mut times = Vec::new();
     let mut pages = String::new();
-    for _ in 0..if args.quick { 3 } else { 5 } {
+    for _ in 0..if args.quick { 2 } else { 5 } {
         let cache = rows::open(args, (args.shards as u64) << 30, None)?;
         times.push(cache.reports().iter().map(|report| report.start_ms / 1e3).fold(0.0, f64::max));
         let arena = &cache.reports()[0].arena;
         pages = format!(
+<<<<<<< HEAD
             "{} % hugetlb, {} % transparent hugepages, {} % base pages, {} % locked",
             arena.hugetlb_bytes * 100 / arena.bytes,
             arena.transparent_bytes * 100 / arena.bytes,
             arena.base_bytes * 100 / arena.bytes,
             arena.locked_bytes * 100 / arena.bytes
+=======
+            "{} % hugetlb, {} % transparent",
+            arena.hugetlb_bytes * 100 / arena.arena_bytes,
+            arena.transparent_bytes * 100 / arena.arena_bytes
+>>>>>>> main
         );
     }
     let first = times[0];

@@ -10,7 +10,7 @@ pub struct Machine {
     pub processor: String,
     pub cores: usize,
     pub congestion_control: String,
-    pub hugepages_free: usize,
+    pub hugepages_free: u64,
     pub transparent_hugepages: String,
 }
 
@@ -30,7 +30,7 @@ impl Machine {
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             congestion_control: read("/proc/sys/net/ipv4/tcp_congestion_control"),
             hugepages_free: hotslice::memory::hugepage_pool().available(),
-            transparent_hugepages: hotslice::memory::thp_mode().unwrap_or_else(|| "none".to_owned()),
+            transparent_hugepages: hotslice::memory::thp_mode().to_string(),
         }
     }
 

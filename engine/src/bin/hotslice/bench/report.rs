@@ -72,9 +72,25 @@ impl Report {
     /// Prints it for people, on standard output.
     pub fn print(&self) {
         println!("machine: {}", self.machine.text());
+<<<<<<< HEAD
         if let Some(memory) = &self.server_memory {
             let ServerMemory { bytes, hugetlb_bytes, transparent_bytes, base_bytes } = *memory;
             println!("server: {}", pages(bytes, hugetlb_bytes, transparent_bytes, base_bytes));
+=======
+        if let Some(report) = &self.memory {
+            let arena = &report.arena;
+            println!(
+                "cache memory: {} in blocks of {}: {} on hugetlb, {} on transparent hugepages, {} on base pages; {} \
+                 locked; ring {}",
+                format_bytes(arena.arena_bytes as u64),
+                format_bytes(arena.block_bytes as u64),
+                format_bytes(arena.hugetlb_bytes as u64),
+                format_bytes(arena.transparent_bytes as u64),
+                format_bytes(arena.base_bytes as u64),
+                format_bytes(arena.locked_bytes as u64),
+                report.ring.setup.join("|"),
+            );
+>>>>>>> main
         }
         self.caches.iter().for_each(print_cache);
         self.print_rows();
@@ -228,5 +244,8 @@ fn print_cache(cache: &CacheReport) {
             shard.ring.setup.join("|"),
         );
         arena.warnings.iter().for_each(|warning| println!("  note: {warning}"));
+        if let Some(reason) = &shard.ring.not_registered {
+            println!("  note: blocks are not registered with the ring: {reason}");
+        }
     }
 }

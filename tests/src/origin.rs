@@ -1,0 +1,327 @@
+//! A slice server under the control of a test: it answers as the test's script says, however wrong.
+//!
+//! One thread per connection. The script is called for every Get that arrives, in the order of arrival on
+//! that connection, and writes what it likes to the connection.
+
+use crate::content;
+use crate::sync::Watched;
+use hotslice::wire::{
+    Limits, Op, RESPONSE_HEADER_BYTES, RequestDecoder, RequestEvent, ResponseHeader, Status, encode_error,
+};
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// A Get that arrived.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    /// Number of the connection, counted from 0 over the origin's life.
+    pub connection: usize,
+    /// Number of the request, counted from 0 over all connections.
+    pub number: usize,
+    /// The client's name for it.
+    pub request_id: u64,
+    /// Namespace asked for.
+    pub namespace: Vec<u8>,
+    /// Key asked for.
+    pub key: Vec<u8>,
+}
+
+/// What becomes of the connection after an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Then {
+    /// The next request is read.
+    GoOn,
+    /// It is closed in order (FIN).
+    Close,
+    /// It is torn (RST).
+    Reset,
+}
+
+type Script = dyn Fn(&Ask, &mut Line) -> Then + Send + Sync;
+
+/// What happened so far.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    /// Connections accepted.
+    pub connections: usize,
+    /// Connections that have ended.
+    pub ended: usize,
+    /// Keys asked for, in order of arrival.
+    pub keys: Vec<Vec<u8>>,
+}
+
+#[derive(Default)]
+struct State {
+    seen: Watched<Seen>,
+    /// Set once: everybody is to end.
+    stopped: Watched<bool>,
+    streams: Watched<Vec<TcpStream>>,
+}
+
+/// The origin. Dropping it ends its connections and threads.
+pub struct FakeOrigin {
+    address: SocketAddr,
+    state: Arc<State>,
+    accepting: Option<JoinHandle<()>>,
+}
+
+/// One connection, as the script sees it. Errors of writing are remembered and otherwise ignored: the
+/// client may be gone, and that is the client's right.
+pub struct Line {
+    stream: TcpStream,
+    state: Arc<State>,
+    /// Requests that the script kept for later.
+    pub held: Vec<Ask>,
+    broken: bool,
+}
+
+impl FakeOrigin {
+    /// An origin on a free loopback port.
+    pub fn start(script: impl Fn(&Ask, &mut Line) -> Then + Send + Sync + 'static) -> Self {
+        Self::start_at(SocketAddr::from(([127, 0, 0, 1], 0)), script)
+    }
+
+    /// An origin at an address.
+    pub fn start_at(
+        address: SocketAddr,
+        script: impl Fn(&Ask, &mut Line) -> Then + Send + Sync + 'static,
+    ) -> Self {
+        let listener = TcpListener::bind(address).expect("bind");
+        let address = listener.local_addr().expect("local_addr");
+        let state = Arc::new(State::default());
+        let accepting = {
+            let (state, script): (_, Arc<Script>) = (state.clone(), Arc::new(script));
+            std::thread::spawn(move || accept(&listener, &state, &script))
+        };
+        Self { address, state, accepting: Some(accepting) }
+    }
+
+    /// An origin that has every value whose name tells its length ([`content::name`]), in version 1.
+    pub fn well_behaved() -> Self {
+        Self::start(|ask, line| {
+            line.answer_by_name(ask);
+            Then::GoOn
+        })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What happened so far.
+    pub fn seen(&self) -> Seen {
+        self.state.seen.read(Seen::clone)
+    }
+
+    /// Number of requests so far.
+    pub fn requests(&self) -> usize {
+        self.state.seen.read(|seen| seen.keys.len())
+    }
+
+    /// Requests for this key so far.
+    pub fn requests_for(&self, key: impl AsRef<[u8]>) -> usize {
+        self.state.seen.read(|seen| seen.keys.iter().filter(|asked| **asked == key.as_ref()).count())
+    }
+
+    /// Waits until `count` requests have arrived.
+    #[track_caller]
+    pub fn wait_requests(&self, count: usize) {
+        self.state.seen.wait("requests at the origin", |seen| seen.keys.len() >= count);
+    }
+
+    /// Waits until `count` connections have ended.
+    #[track_caller]
+    pub fn wait_ended(&self, count: usize) {
+        self.state.seen.wait("ends of connections", |seen| seen.ended >= count);
+    }
+}
+
+impl Drop for FakeOrigin {
+    fn drop(&mut self) {
+        self.state.stopped.change(|stopped| *stopped = true);
+        // Wakes the accepting thread, which looks at `stopped`.
+        drop(TcpStream::connect(self.address));
+        self.state.streams.read(|streams| {
+            for stream in streams {
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+        });
+        if let Some(accepting) = self.accepting.take()
+            && accepting.join().is_err()
+            && !std::thread::panicking()
+        {
+            panic!("a thread of the origin panicked");
+        }
+    }
+}
+
+fn accept(listener: &TcpListener, state: &Arc<State>, script: &Arc<Script>) {
+    let mut serving = Vec::new();
+    for connection in 0.. {
+        let Ok((stream, _)) = listener.accept() else { break };
+        if state.stopped.read(|stopped| *stopped) {
+            break;
+        }
+        let _ = stream.set_nodelay(true);
+        state.seen.change(|seen| seen.connections += 1);
+        state.streams.change(|streams| streams.extend(stream.try_clone()));
+        let (state, script) = (state.clone(), script.clone());
+        serving.push(std::thread::spawn(move || {
+            let line = Line { stream, state: state.clone(), held: Vec::new(), broken: false };
+            serve(connection, line, &*script);
+            state.seen.change(|seen| seen.ended += 1);
+        }));
+    }
+    state.streams.change(|streams| {
+        for stream in streams.drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    });
+    let panicked = serving.into_iter().map(JoinHandle::join).filter(Result::is_err).count();
+    assert_eq!(panicked, 0, "connections' threads panicked");
+}
+
+fn serve(connection: usize, mut line: Line, script: &Script) {
+    let mut decoder = RequestDecoder::new(Limits::default());
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        let Ok(len) = line.stream.read(&mut buffer) else { return };
+        if len == 0 {
+            return line.end(Then::Close);
+        }
+        let mut input = &buffer[..len];
+        while let Some(event) = decoder.next(&mut input).expect("the cache sends well-formed requests") {
+            let RequestEvent::Get { request_id, get } = event else { panic!("the cache sent {event:?}") };
+            let (namespace, key) = (get.key.namespace.to_vec(), get.key.key.to_vec());
+            let number = line.state.seen.change(|seen| {
+                seen.keys.push(key.clone());
+                seen.keys.len() - 1
+            });
+            let ask = Ask { connection, number, request_id, namespace, key };
+            match script(&ask, &mut line) {
+                Then::GoOn => {}
+                then => return line.end(then),
+            }
+        }
+    }
+}
+
+/// The header of a right answer.
+pub fn value_header(ask: &Ask, version: u64, value: &[u8]) -> ResponseHeader {
+    ResponseHeader {
+        body_len: value.len() as u64,
+        value_len: value.len() as u64,
+        value_version: version,
+        value_crc32c: crc32c::crc32c(value),
+        ..ResponseHeader::plain(Status::Ok, Some(Op::Get), ask.request_id)
+    }
+}
+
+impl Line {
+    /// Writes bytes as they are.
+    pub fn raw(&mut self, bytes: &[u8]) {
+        self.broken |= self.stream.write_all(bytes).is_err();
+    }
+
+    /// Writes a header with its right checksum, whatever it says.
+    pub fn header(&mut self, header: &ResponseHeader) {
+        let mut bytes = [0; RESPONSE_HEADER_BYTES];
+        header.encode_into(&mut bytes);
+        self.raw(&bytes);
+    }
+
+    /// Answers rightly with a value.
+    pub fn value(&mut self, ask: &Ask, version: u64, value: &[u8]) {
+        self.header(&value_header(ask, version, value));
+        self.raw(value);
+    }
+
+    /// Answers rightly with the content of `key` in `version`.
+    pub fn content(&mut self, ask: &Ask, version: u64, len: usize) {
+        self.value(ask, version, &content::bytes(&ask.key, version, len));
+    }
+
+    /// Answers rightly: absent.
+    pub fn absent(&mut self, ask: &Ask) {
+        self.header(&ResponseHeader::plain(Status::Absent, Some(Op::Get), ask.request_id));
+    }
+
+    /// Answers with a status and a reason.
+    pub fn refuse(&mut self, ask: &Ask, status: Status, reason: &str) {
+        let mut bytes = Vec::new();
+        encode_error(&mut bytes, ResponseHeader::plain(status, Some(Op::Get), ask.request_id), reason);
+        self.raw(&bytes);
+    }
+
+    /// Answers rightly with what the key's name tells, absent if it tells no length.
+    pub fn answer_by_name(&mut self, ask: &Ask) {
+        match content::named_len(&ask.key) {
+            Some(len) => self.content(ask, 1, len),
+            None => self.absent(ask),
+        }
+    }
+
+    /// Writes one byte at a time with a pause after each, until all is written, the client is gone or the
+    /// origin ends.
+    pub fn trickle(&mut self, bytes: &[u8], pause: Duration) {
+        for byte in bytes {
+            self.raw(&[*byte]);
+            if self.broken || self.pause(pause) {
+                return;
+            }
+        }
+    }
+
+    /// Waits. True if the origin ends meanwhile.
+    pub fn pause(&self, pause: Duration) -> bool {
+        self.state.stopped.wait_for(pause, |stopped| *stopped)
+    }
+
+    /// Waits until the client closes the connection or the origin ends. Bytes that arrive are ignored.
+    pub fn until_closed(&mut self) {
+        let mut buffer = [0; 4096];
+        while matches!(self.stream.read(&mut buffer), Ok(1..)) {}
+    }
+
+    fn end(self, then: Then) {
+        if then == Then::Reset {
+            let _ = linger_zero(&self.stream);
+        } else {
+            let _ = self.stream.shutdown(Shutdown::Both);
+        }
+        // The list of streams holds a second descriptor of the socket, without which it would stay open.
+        let own = self.stream.as_raw_fd();
+        let peer = self.stream.peer_addr().ok();
+        self.state.streams.change(|streams| {
+            streams
+                .retain(|other| other.as_raw_fd() == own || other.peer_addr().ok() != peer || peer.is_none());
+        });
+    }
+}
+
+/// Makes the close of a socket a reset.
+fn linger_zero(stream: &TcpStream) -> io::Result<()> {
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    // SAFETY: passes the address and size of a local.
+    let result = unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_LINGER,
+            (&raw const linger).cast(),
+            size_of::<libc::linger>() as libc::socklen_t,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// An address where nobody listens (for the moment: the port was free just now).
+pub fn closed_port() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+    listener.local_addr().expect("local_addr")
+}

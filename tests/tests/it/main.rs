@@ -1,0 +1,19 @@
+//! The integration suite: one module per promise or topic. See README.md beside this crate's manifest.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+mod chaos;
+mod config;
+mod eviction;
+mod keys;
+mod leases;
+mod origin_faults;
+mod origin_lies;
+mod process;
+mod restart;
+mod roundtrip;
+mod shards;
+mod shutdown;
+mod single_flight;
+mod staleness;
+mod stats;
+mod utilisation;
