@@ -208,17 +208,11 @@ pub fn start(args: &BenchArgs) -> Result<Bar, String> {
         times.push(cache.reports().iter().map(|report| report.start_ms / 1e3).fold(0.0, f64::max));
         let arena = &cache.reports()[0].arena;
         pages = format!(
-<<<<<<< HEAD
             "{} % hugetlb, {} % transparent hugepages, {} % base pages, {} % locked",
-            arena.hugetlb_bytes * 100 / arena.bytes,
-            arena.transparent_bytes * 100 / arena.bytes,
-            arena.base_bytes * 100 / arena.bytes,
-            arena.locked_bytes * 100 / arena.bytes
-=======
-            "{} % hugetlb, {} % transparent",
             arena.hugetlb_bytes * 100 / arena.arena_bytes,
-            arena.transparent_bytes * 100 / arena.arena_bytes
->>>>>>> main
+            arena.transparent_bytes * 100 / arena.arena_bytes,
+            arena.base_bytes * 100 / arena.arena_bytes,
+            arena.locked_bytes * 100 / arena.arena_bytes
         );
     }
     let first = times[0];

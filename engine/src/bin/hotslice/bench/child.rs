@@ -25,7 +25,7 @@ pub struct Ready {
 /// The pages that the server's values lie on.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub struct ServerMemory {
-    pub bytes: usize,
+    pub arena_bytes: usize,
     pub hugetlb_bytes: usize,
     pub transparent_bytes: usize,
     pub base_bytes: usize,
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn the_first_line_is_read_or_quoted() {
-        let memory = r#"{"bytes":4,"hugetlb_bytes":1,"transparent_bytes":2,"base_bytes":1,"more":0}"#;
+        let memory = r#"{"arena_bytes":4,"hugetlb_bytes":1,"transparent_bytes":2,"base_bytes":1,"more":0}"#;
         let ready = parse_ready(&format!(r#"{{"listening":"127.0.0.1:5","pid":1,"memory":{memory}}}"#));
         assert!(ready.is_ok_and(|r| r.listening.port() == 5 && r.memory.transparent_bytes == 2));
         assert!(parse_ready("no memory\n").is_err_and(|e| e.contains("`no memory`")));

@@ -1,15 +1,10 @@
 //! What this machine can do without the engine: a copy, and a blocking receive loop.
 
 use super::content::Content;
-<<<<<<< HEAD
 use super::measure::{Cost, Latencies, Percentiles, thread_cpu};
 use super::regions::Regions;
-use hotslice::memory::{CopyMethod, PagePolicy, copy_with, fastest_copy};
-=======
-use super::measure::{Cost, Latencies, Percentiles, process_cpu};
+use hotslice::memory::PagePolicy;
 use hotslice::memory::copy::{CopyMethod, calibrate, copy_with};
-use hotslice::memory::{Arena, ArenaConfig, LockPolicy, PagePolicy};
->>>>>>> main
 use hotslice::wire::{self, RESPONSE_HEADER_BYTES, ResponseHeader, Status};
 use serde::Serialize;
 use std::io::{Read, Write};
@@ -36,7 +31,6 @@ pub struct CopyFloor {
 }
 
 /// Every way to copy, over rotating regions, so that nothing is left in a cache from the round before.
-<<<<<<< HEAD
 pub struct Copies {
     from: Regions,
     to: Regions,
@@ -49,25 +43,9 @@ impl Copies {
         let (mut from, to) = (Regions::new(count, len, pages)?, Regions::new(count, len, pages)?);
         for (i, region) in from.slices(count).into_iter().enumerate() {
             region.fill(i as u8);
-=======
-pub fn copies(len: usize, count: usize, rounds: usize, pages: PagePolicy) -> Result<Vec<CopyFloor>, String> {
-    let (mut from, to) = (Regions::new(count, len, pages)?, Regions::new(count, len, pages)?);
-    for index in 0..from.count() {
-        from.slice(index).fill(index as u8);
-    }
-    let methods: Vec<CopyMethod> = CopyMethod::ALL.into_iter().filter(|method| method.available()).collect();
-    let mut latencies: Vec<Latencies> = methods.iter().map(|_| Latencies::new()).collect();
-    for _ in 0..rounds {
-        for (&method, latencies) in methods.iter().zip(&mut latencies) {
-            for index in 0..from.count() {
-                let started = Instant::now();
-                // SAFETY: two arenas, both regions hold `len` bytes, the method is available.
-                unsafe { copy_with(method, to.ptr(index), from.ptr(index), len) };
-                latencies.record(started.elapsed());
-            }
->>>>>>> main
         }
-        let methods = CopyMethod::available().into_iter().map(|method| (method, Latencies::new())).collect();
+        let available = CopyMethod::ALL.into_iter().filter(|method| method.available());
+        let methods = available.map(|method| (method, Latencies::new())).collect();
         Ok(Self { from, to, len, methods })
     }
 
@@ -105,13 +83,8 @@ pub fn copies(len: usize, count: usize, rounds: usize, pages: PagePolicy) -> Res
     pub fn report(&self) -> Vec<CopyFloor> {
         let floor = |(method, latencies): &(CopyMethod, Latencies)| CopyFloor {
             method: method.name(),
-<<<<<<< HEAD
             value_bytes: self.len,
-            used_by_engine: *method == fastest_copy(),
-=======
-            value_bytes: len,
-            used_by_engine: method == calibrate().fastest(),
->>>>>>> main
+            used_by_engine: *method == calibrate().fastest(),
             ms: latencies.percentiles_ms(),
             gb_per_s: self.len as f64 / latencies.quantile_ns(0.5) as f64,
         };

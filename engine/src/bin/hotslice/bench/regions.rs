@@ -1,10 +1,10 @@
 //! Memory of the kind that caches use, for the callers' buffers and the floors: the same pages, populated
 //! before anything is timed.
 
-use hotslice::memory::{Arena, ArenaConfig, GRANULE_BYTES, LockPolicy, PagePolicy};
+use hotslice::memory::{Arena, ArenaConfig, GRANULE_BYTES, LockPolicy, MAX_BLOCK_BYTES, PagePolicy};
 
+/// Smallest block: the usual hugepage.
 const BLOCK_BYTES_MIN: usize = 2 << 20;
-const BLOCK_BYTES_MAX: usize = 1 << 30;
 
 /// Buffers of one length, each on pages of its own.
 pub struct Regions {
@@ -73,7 +73,7 @@ const SPOIL_STEP: usize = 1021;
 fn block_bytes(count: usize, stride: usize) -> usize {
     let least = stride.next_power_of_two().max(BLOCK_BYTES_MIN);
     std::iter::successors(Some(least), |bytes| Some(bytes * 2))
-        .take_while(|&bytes| bytes == least || bytes <= BLOCK_BYTES_MAX)
+        .take_while(|&bytes| bytes == least || bytes <= MAX_BLOCK_BYTES)
         .min_by_key(|&bytes| count.div_ceil(bytes / stride).saturating_mul(bytes))
         .unwrap_or(least)
 }

@@ -72,25 +72,9 @@ impl Report {
     /// Prints it for people, on standard output.
     pub fn print(&self) {
         println!("machine: {}", self.machine.text());
-<<<<<<< HEAD
         if let Some(memory) = &self.server_memory {
-            let ServerMemory { bytes, hugetlb_bytes, transparent_bytes, base_bytes } = *memory;
-            println!("server: {}", pages(bytes, hugetlb_bytes, transparent_bytes, base_bytes));
-=======
-        if let Some(report) = &self.memory {
-            let arena = &report.arena;
-            println!(
-                "cache memory: {} in blocks of {}: {} on hugetlb, {} on transparent hugepages, {} on base pages; {} \
-                 locked; ring {}",
-                format_bytes(arena.arena_bytes as u64),
-                format_bytes(arena.block_bytes as u64),
-                format_bytes(arena.hugetlb_bytes as u64),
-                format_bytes(arena.transparent_bytes as u64),
-                format_bytes(arena.base_bytes as u64),
-                format_bytes(arena.locked_bytes as u64),
-                report.ring.setup.join("|"),
-            );
->>>>>>> main
+            let ServerMemory { arena_bytes, hugetlb_bytes, transparent_bytes, base_bytes } = *memory;
+            println!("server: {}", pages(arena_bytes, hugetlb_bytes, transparent_bytes, base_bytes));
         }
         self.caches.iter().for_each(print_cache);
         self.print_rows();
@@ -237,13 +221,16 @@ fn print_cache(cache: &CacheReport) {
         println!(
             "cache of {}, shard {index}: {} in blocks of {}, {} locked, ready after {:.0} ms, ring {}",
             format_bytes(cache.cache_bytes),
-            pages(arena.bytes, arena.hugetlb_bytes, arena.transparent_bytes, arena.base_bytes),
+            pages(arena.arena_bytes, arena.hugetlb_bytes, arena.transparent_bytes, arena.base_bytes),
             format_bytes(arena.block_bytes as u64),
             format_bytes(arena.locked_bytes as u64),
             shard.start_ms,
             shard.ring.setup.join("|"),
         );
         arena.warnings.iter().for_each(|warning| println!("  note: {warning}"));
+        if let Some(reason) = &arena.not_locked {
+            println!("  note: not locked: {reason}");
+        }
         if let Some(reason) = &shard.ring.not_registered {
             println!("  note: blocks are not registered with the ring: {reason}");
         }
