@@ -1,1 +1,1 @@
-//! hotslice benches.
+//! Shared parts of the benches.

@@ -41,6 +41,8 @@ not_in_models! {
     mod namespace;
     pub mod origin;
     pub mod policy;
+    #[cfg(doctest)]
+    pub mod readme;
     pub mod server;
     pub mod shard;
     pub mod size;

@@ -1,0 +1,2 @@
+//! Runs the example of README as a documentation test.
+#![doc = include_str!("../../README.md")]
