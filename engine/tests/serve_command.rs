@@ -133,7 +133,10 @@ fn wrong_settings_end_it_with_an_error_that_names_them() {
         (&["--listen", "127.0.0.1:0", "--capacity", "many"], "capacity"),
         (&["--listen", "127.0.0.1:0", "--capacity", "64MiB", "--max-connections", "0"], "max_connections"),
         (&["--listen", "127.0.0.1:0", "--capacity", "64MiB", "--idle-timeout-ms", "0"], "idle_timeout"),
-        (&["--listen", "127.0.0.1:0", "--capacity", "64MiB", "--pages", "some"], "required, preferred, off"),
+        (
+            &["--listen", "127.0.0.1:0", "--capacity", "64MiB", "--pages", "some"],
+            "required, preferred and off",
+        ),
         (&["--listen", "nowhere"], "nowhere"),
     ];
     for (arguments, named) in cases {

@@ -171,7 +171,10 @@ impl Reactor {
         }
         if let Some(slot) = self.store.lookup(hash, key.borrow()) {
             self.counters().late_hits.add(1);
-            if let (Some(waiter), Some(pin)) = (waiter, self.store.pin(slot)) {
+            // Pinned only for somebody: a prefetch would never let go of it.
+            if let Some(waiter) = waiter
+                && let Some(pin) = self.store.pin(slot)
+            {
                 waiter.answer(Answer::Value(Ok(Some(self.shared.grant(pin)))));
             }
             return;

@@ -103,7 +103,7 @@ fn hugepages_are_exhausted() {
         match Cache::open(config) {
             Err(Error::Memory(error)) if matches!(*error, MemoryError::Hugepages { .. }) => {
                 let text = error.to_string();
-                assert!(text.contains("nr_hugepages") && text.contains("pages = required"), "{text}");
+                assert!(text.contains("nr_hugepages") && text.contains("`pages` is required"), "{text}");
             }
             other => panic!("{other:?}"),
         }
@@ -151,7 +151,7 @@ fn memlock_is_too_small() {
         match Cache::open(required) {
             Err(Error::Memory(error)) if matches!(*error, MemoryError::Lock { .. }) => {
                 let text = error.to_string();
-                for word in ["lock = required", "RLIMIT_MEMLOCK", "ulimit -l"] {
+                for word in ["`lock` is required", "RLIMIT_MEMLOCK", "ulimit -l"] {
                     assert!(text.contains(word), "{text}");
                 }
             }

@@ -24,7 +24,7 @@ fn every_size_arrives_whole_and_stays() {
                 let lease = cache.get(name, soon()).unwrap().unwrap();
                 content::check_lease(name.as_bytes(), 1, len, &lease);
                 assert_eq!(lease.is_empty(), len == 0);
-                assert_eq!(cache.contains(name).unwrap(), true, "round {round}");
+                assert!(cache.contains(name).unwrap(), "round {round}");
             }
         }
         assert_holds(&cache, sizes);

@@ -1,12 +1,13 @@
 //! Promise 7: what the cache did adds up; prefetch, contains and back-pressure.
 
-use hotslice::{Deadline, Error, Key, Namespace};
+use hotslice::{Deadline, Error, Invalidate, Key, Namespace};
 use hotslice_tests::content::{self, name};
 use hotslice_tests::gauges::{alone, assert_conserved, assert_holds, finish};
 use hotslice_tests::origin::{FakeOrigin, Then};
-use hotslice_tests::setup::{MIB, config, open, open_with, soon};
-use hotslice_tests::sync::{Gate, eventually};
+use hotslice_tests::setup::{MIB, config, open, open_local, open_with, soon};
+use hotslice_tests::sync::{Gate, HANG, eventually};
 use std::sync::Arc;
+use std::time::Instant;
 
 #[test]
 fn lookups_are_hits_and_misses_and_every_fill_has_one_end() {
@@ -78,6 +79,32 @@ fn prefetching_the_same_key_twice_and_absent_ones_is_harmless() {
         content::check_lease(name.as_bytes(), 1, 5000, &cache.get(&name, soon()).unwrap().unwrap());
         eventually(|| "the absent one".to_owned(), || cache.stats().fills_absent == 1);
         assert_eq!(origin.requests(), 2);
+        finish(cache);
+    });
+}
+
+#[test]
+fn a_prefetch_that_comes_too_late_pins_nothing() {
+    alone(|| {
+        let cache = open_local(32 * MIB);
+        let names: Vec<String> = (0..2000).map(|i| i.to_string()).collect();
+        let keys: Vec<Key<'_>> = names.iter().map(|name| Namespace::DEFAULT.key(name)).collect();
+        let late = || cache.stats().late_hits;
+        let started = Instant::now();
+        // Keys that are put between the look of `prefetch` and the shard's own.
+        while late() == 0 {
+            assert!(started.elapsed() < HANG, "no prefetch came late");
+            std::thread::scope(|scope| {
+                scope.spawn(|| names.iter().for_each(|name| cache.put(name, b"v", soon()).unwrap()));
+                scope.spawn(|| while cache.prefetch(&keys).unwrap() > 0 {});
+            });
+            if late() == 0 {
+                cache.invalidate(Invalidate::All, soon()).unwrap();
+            }
+        }
+        cache.invalidate(Invalidate::All, soon()).unwrap();
+        let stats = cache.stats();
+        assert_eq!((stats.pins, stats.condemned, stats.used_bytes), (0, 0, 0));
         finish(cache);
     });
 }
