@@ -1,4 +1,5 @@
-//! Leased hits: what acquiring and releasing costs one caller, beside what the clock costs.
+//! Leased hits: what acquiring and releasing costs one caller, beside what the clock and one read of memory
+//! that is in no cache cost at the same time.
 
 use super::args::BenchArgs;
 use super::bars::Bar;
@@ -49,10 +50,12 @@ pub fn leased_hits(args: &BenchArgs) -> Result<Vec<Bar>, String> {
         }
     }
     let clock = clock();
+    let memory_ns = memory_latency_ns(&mut random);
     let mut bars = Vec::new();
     for ((name, keys), latencies) in kinds.iter().zip(&latencies) {
         let note = format!(
-            "{} keys; without clock {:.0} ns; clock alone p50 {} ns, p99 {} ns",
+            "{} keys; without clock {:.0} ns; clock alone p50 {} ns, p99 {} ns; a read that misses all caches \
+             {memory_ns:.0} ns",
             keys.len(),
             mean_ns(&cache, keys, &mut random)?,
             clock.quantile_ns(0.5),
@@ -107,6 +110,33 @@ fn clock() -> Latencies {
         latencies.record(started.elapsed());
     }
     latencies
+}
+
+/// Time of one read that depends on the one before and finds its line in no cache: what a lookup among many
+/// keys is made of, and what other programs on the machine make dearer.
+fn memory_latency_ns(random: &mut Random) -> f64 {
+    const LINES: usize = 1 << 20;
+    const RUN: usize = 100;
+    #[repr(align(64))]
+    #[derive(Clone, Copy)]
+    struct Line(usize);
+    let mut order: Vec<usize> = (0..LINES).collect();
+    random.shuffle(&mut order);
+    let mut lines = vec![Line(0); LINES];
+    for (i, &line) in order.iter().enumerate() {
+        lines[line] = Line(order[(i + 1) % LINES]);
+    }
+    let mut runs = Latencies::new();
+    let mut at = 0;
+    for _ in 0..1000 {
+        let started = Instant::now();
+        for _ in 0..RUN {
+            at = lines[at].0;
+        }
+        at = black_box(at);
+        runs.record(started.elapsed());
+    }
+    runs.quantile_ns(0.5) as f64 / RUN as f64
 }
 
 /// A linear congruential generator (the constants are Knuth's): orders only have to be the same every time.

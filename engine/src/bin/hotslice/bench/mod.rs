@@ -209,12 +209,16 @@ impl Bench<'_> {
     fn floors(&mut self, geometry: Geometry, keys: &[String]) -> Result<(), String> {
         self.progress.say(format!("floors, {}", format_bytes(geometry.value_bytes as u64)));
         let mut copies = Copies::new(geometry.value_bytes, ROTATION, self.args.pages)?;
-        let mut receive = ReceiveLoop::connect(self.server, ROTATION, geometry.value_bytes, self.args.pages)?;
         for _ in 0..self.args.rounds {
             (0..copies.count()).for_each(|index| drop(copies.step(index)));
-            keys.iter().try_for_each(|key| receive.read(key).map(|_| ()))?;
         }
         self.report.copy_floors.extend(copies.report());
+        // Their memory goes before the receive loop's comes.
+        drop(copies);
+        let mut receive = ReceiveLoop::connect(self.server, ROTATION, geometry.value_bytes, self.args.pages)?;
+        for _ in 0..self.args.rounds {
+            keys.iter().try_for_each(|key| receive.read(key).map(|_| ()))?;
+        }
         self.report.receive_floors.push(receive.report());
         Ok(())
     }
