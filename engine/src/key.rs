@@ -96,8 +96,52 @@ impl<'a> From<&'a Vec<u8>> for Key<'a> {
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct OwnedKey {
     pub(crate) namespace: Namespace,
-    pub(crate) bytes: Box<[u8]>,
+    pub(crate) bytes: KeyBytes,
 }
+
+/// Bytes of a key that stand in place if they are few, so that comparing one costs no further cache miss.
+#[derive(Clone)]
+pub(crate) enum KeyBytes {
+    Inline { len: u8, bytes: [u8; KeyBytes::INLINE_MAX] },
+    Heap(Box<[u8]>),
+}
+
+impl KeyBytes {
+    /// What still lets a slot of the table, with everything else in it, take two cache lines.
+    const INLINE_MAX: usize = 46;
+}
+
+impl From<&[u8]> for KeyBytes {
+    fn from(key: &[u8]) -> Self {
+        if key.len() > Self::INLINE_MAX {
+            return Self::Heap(key.into());
+        }
+        let mut bytes = [0; Self::INLINE_MAX];
+        bytes[..key.len()].copy_from_slice(key);
+        // At most 46.
+        Self::Inline { len: key.len() as u8, bytes }
+    }
+}
+
+impl std::ops::Deref for KeyBytes {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Inline { len, bytes } => &bytes[..usize::from(*len)],
+            Self::Heap(bytes) => bytes,
+        }
+    }
+}
+
+impl PartialEq for KeyBytes {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
+
+impl Eq for KeyBytes {}
 
 impl OwnedKey {
     pub(crate) fn borrow(&self) -> Key<'_> {
@@ -123,5 +167,22 @@ impl KeyHasher {
         hasher.write(key.bytes);
         hasher.write_u32(key.namespace.0);
         hasher.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_and_long_keys_are_kept_as_they_are() {
+        for len in [1, 45, 46, 47, KEY_BYTES_MAX] {
+            let bytes: Vec<u8> = (0..len).map(|i| i as u8).collect();
+            let owned = Namespace(7).key(&bytes).to_owned();
+            assert_eq!((owned.borrow().bytes(), owned.namespace), (bytes.as_slice(), Namespace(7)));
+            assert!(owned.clone() == owned);
+            let longer = [bytes.as_slice(), &[0]].concat();
+            assert!(Namespace(7).key(&longer).to_owned() != owned, "a zero at the end counts");
+        }
     }
 }

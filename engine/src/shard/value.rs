@@ -17,6 +17,9 @@ pub(crate) struct Value {
     pub(crate) crc32c: u32,
 }
 
+// With the state word and the hit counter a slot must not outgrow two cache lines.
+const _: () = assert!(size_of::<Option<Value>>() <= 112);
+
 impl Value {
     #[inline]
     pub(crate) fn is(&self, key: Key<'_>) -> bool {
