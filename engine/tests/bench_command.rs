@@ -10,7 +10,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-const SMALL: [&str; 9] =
+const SMALL: [&str; 8] =
     ["bench", "--pages", "off", "--sizes", "100kB=64MB,0.3MB=64MB", "--count", "7", "--batch=3"];
 
 fn bench(more: &[&str]) -> Output {

@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn blocks_waste_little() {
         assert_eq!(block_bytes(1, 4096), 2 << 20);
-        assert_eq!(block_bytes(25, 10_002_432), 256 << 20);
+        assert_eq!(block_bytes(25, 10_002_432), 128 << 20);
         assert_eq!(block_bytes(1, 1 << 30), 1 << 30);
     }
 
