@@ -86,7 +86,7 @@ fn the_server_ends_with_a_bench_that_is_killed() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let server = only_child(bench.id());
+    let server = serving_child(bench.id());
     bench.kill().unwrap();
     bench.wait().unwrap();
     let mut poll = libc::pollfd { fd: server.as_raw_fd(), events: libc::POLLIN, revents: 0 };
@@ -98,12 +98,14 @@ fn the_server_ends_with_a_bench_that_is_killed() {
     assert_eq!(printed, "");
 }
 
-/// The only child that the process comes to have, as a descriptor that is readable when it has ended.
-fn only_child(parent: u32) -> OwnedFd {
+/// The only child of the process, as a descriptor that is readable when it has ended. Waits until it serves:
+/// one that is still starting may end for other reasons.
+fn serving_child(parent: u32) -> OwnedFd {
     let until = Instant::now() + Duration::from_secs(30);
     while Instant::now() < until {
         let path = format!("/proc/{parent}/task/{parent}/children");
-        if let Ok(child) = std::fs::read_to_string(path).unwrap().trim().parse::<libc::pid_t>() {
+        let child = std::fs::read_to_string(path).unwrap().trim().parse::<libc::pid_t>();
+        if let Some(child) = child.ok().filter(|&child| sockets(child) >= 2) {
             // SAFETY: takes no pointers.
             let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, child, 0) };
             assert!(fd >= 0, "pidfd_open: {}", std::io::Error::last_os_error());
@@ -113,4 +115,13 @@ fn only_child(parent: u32) -> OwnedFd {
         std::thread::yield_now();
     }
     panic!("the bench started no server");
+}
+
+/// Sockets of a process: a server with a client has its listener and a connection.
+fn sockets(process: libc::pid_t) -> usize {
+    let Ok(descriptors) = std::fs::read_dir(format!("/proc/{process}/fd")) else { return 0 };
+    let is_socket = |path: std::path::PathBuf| {
+        std::fs::read_link(path).is_ok_and(|to| to.to_string_lossy().starts_with("socket:"))
+    };
+    descriptors.flatten().filter(|descriptor| is_socket(descriptor.path())).count()
 }
