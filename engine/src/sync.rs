@@ -75,3 +75,22 @@ pub(crate) fn fence_after_read_modify_write() {
     #[cfg(not(all(target_arch = "x86_64", not(loom))))]
     fence(Ordering::SeqCst);
 }
+
+/// Asks the processor to bring the cache line at `place` near, without waiting for it. A hint: any address is
+/// allowed, and nothing but time depends on it.
+#[inline]
+pub(crate) fn prefetch_line<T>(place: *const T) {
+    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: SSE is part of x86-64, and a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) };
+    }
+    #[cfg(all(target_arch = "aarch64", not(loom)))]
+    // SAFETY: a prefetch never faults, and touches neither registers nor flags.
+    unsafe {
+        std::arch::asm!("prfm pldl1keep, [{0}]", in(reg) place, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(any(loom, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
+    let _ = place;
+}

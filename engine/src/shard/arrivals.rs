@@ -181,7 +181,9 @@ impl Reactor {
 
     /// Finds room and starts to receive into it. False if there is none.
     fn start_body(&mut self, id: u64, header: ResponseHeader) -> bool {
-        let room = match self.store.reserve(header.value_len, &self.shared.counters) {
+        // A fill that is gone has no key any more; its room may be anywhere.
+        let hash = self.fills.get(header.request_id).map_or(0, |fill| fill.hash);
+        let room = match self.store.reserve(hash, header.value_len, &self.shared.counters) {
             Ok(room) => room,
             Err(NoRoom::Pinned | NoRoom::Never) => return false,
         };

@@ -334,7 +334,7 @@ impl Reactor {
 
     /// False if it must wait (and has been queued again, in front).
     fn try_reserve(&mut self, hash: u64, key: OwnedKey, len: u64, deadline: Instant, waiter: Waiter) -> bool {
-        match self.store.reserve(len, &self.shared.counters) {
+        match self.store.reserve(hash, len, &self.shared.counters) {
             Ok(room) => {
                 let reservation =
                     Reservation::new(self.shared.clone(), room.slot, room.extents.clone(), len);

@@ -61,27 +61,27 @@ impl Store {
         self.writer.table().slot_count()
     }
 
-    /// Room for a value of `len` bytes, evicting as the policy says.
-    pub(crate) fn reserve(&mut self, len: u64, counters: &ShardCounters) -> Result<Room, NoRoom> {
+    /// Room for a value of `len` bytes whose key has this hash, evicting as the policy says.
+    pub(crate) fn reserve(&mut self, hash: u64, len: u64, counters: &ShardCounters) -> Result<Room, NoRoom> {
         if len > self.arena_bytes() {
             return Err(NoRoom::Never);
         }
         // Fits: at most as many granules as the arena has, which are counted in 32 bits.
         let granules = granules_for(len) as u32;
         self.reclaim(counters);
-        let room = self.try_reserve(granules, counters);
+        let room = self.try_reserve(hash, granules, counters);
         if room.is_none() && !self.starved {
             // Announce the need, then look once more: see `Writer::set_starved`.
             self.starved = true;
             self.writer.set_starved(true);
             counters.starvations.add(1);
             self.reclaim(counters);
-            return self.try_reserve(granules, counters).ok_or(NoRoom::Pinned);
+            return self.try_reserve(hash, granules, counters).ok_or(NoRoom::Pinned);
         }
         room.ok_or(NoRoom::Pinned)
     }
 
-    fn try_reserve(&mut self, granules: u32, counters: &ShardCounters) -> Option<Room> {
+    fn try_reserve(&mut self, hash: u64, granules: u32, counters: &ShardCounters) -> Option<Room> {
         while self.writer.free_slots() == 0 || self.extents.free_granules() < granules {
             self.evict_one(counters)?;
         }
@@ -90,7 +90,7 @@ impl Store {
             0 => ExtentList::default(),
             _ => self.extents.allocate(granules)?,
         };
-        let Some(slot) = self.writer.reserve() else {
+        let Some(slot) = self.writer.reserve(hash) else {
             self.extents.free(&extents);
             return None;
         };

@@ -73,7 +73,7 @@ impl Bed {
         let used = self.counters.used_bytes.get() / 4096;
         let could = u64::from(BLOCKS * GRANULES_PER_BLOCK) - used + self.unpinned_granules();
         let before = self.resident.len();
-        match self.store.reserve(len, &self.counters) {
+        match self.store.reserve(hash(k), len, &self.counters) {
             Ok(room) => {
                 let granules: u64 = room.extents.iter().map(|e| u64::from(e.len)).sum();
                 assert_eq!(granules, granules_for(len));

@@ -8,6 +8,7 @@
 //! The buckets are sized for a load of at most 4/7, where chains are one bucket long for all but a few
 //! per thousand keys.
 
+use super::lines::Lines;
 use crate::sync::{AtomicU64, Ordering};
 
 const ENTRIES_PER_BUCKET: usize = 7;
@@ -26,7 +27,7 @@ impl Bucket {
 }
 
 pub(crate) struct Index {
-    buckets: Box<[Bucket]>,
+    buckets: Lines<Bucket>,
     mask: usize,
 }
 
@@ -38,13 +39,17 @@ const fn word(hash: u64, slot: u32) -> u64 {
 impl Index {
     /// An index for up to `slots` keys. Memory: 64 bytes per bucket, at least one bucket per 4 slots.
     pub(crate) fn new(slots: u32) -> Self {
-        let buckets = (slots as usize).div_ceil(4).next_power_of_two();
-        Self { buckets: (0..buckets).map(|_| Bucket::new()).collect(), mask: buckets - 1 }
+        let buckets = Self::buckets_for(slots);
+        Self { buckets: Lines::new(buckets, Bucket::new), mask: buckets - 1 }
     }
 
     /// Bytes that an index for `slots` keys takes.
     pub(crate) fn bytes_for(slots: u32) -> usize {
-        (slots as usize).div_ceil(4).next_power_of_two() * size_of::<Bucket>()
+        Lines::<Bucket>::bytes_for(Self::buckets_for(slots))
+    }
+
+    fn buckets_for(slots: u32) -> usize {
+        (slots as usize).div_ceil(4).next_power_of_two()
     }
 
     fn home(&self, hash: u64) -> usize {
@@ -169,7 +174,7 @@ mod tests {
             for (slot, hash) in left {
                 index.remove(hash, slot);
             }
-            for bucket in &index.buckets {
+            for bucket in &*index.buckets {
                 prop_assert_eq!(bucket.passed.load(Ordering::Relaxed), 0);
             }
         }

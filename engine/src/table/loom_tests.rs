@@ -54,7 +54,7 @@ fn pin_against_evict_and_reuse() {
         let (table, mut writer) = Table::new(1, Box::new(|| {}));
         let bytes = extent();
         fill(&bytes, 100);
-        let slot = writer.reserve().unwrap();
+        let slot = writer.reserve(0).unwrap();
         let _ = writer.publish(slot, 0, entry(1, &bytes), 0, None);
         let readers: Vec<_> = [1, 2]
             .map(|key| {
@@ -65,7 +65,7 @@ fn pin_against_evict_and_reuse() {
             .collect();
         if let Evict::Freed(_) = writer.evict(slot) {
             fill(&bytes, 200);
-            let slot = writer.reserve().unwrap();
+            let slot = writer.reserve(0).unwrap();
             let _ = writer.publish(slot, 0, entry(2, &bytes), 0, None);
         }
         for reader in readers {
@@ -86,7 +86,7 @@ fn publish_against_lookup() {
             thread::spawn(move || read(&table, 1))
         };
         fill(&bytes, 100);
-        let slot = writer.reserve().unwrap();
+        let slot = writer.reserve(0).unwrap();
         for pin in writer.publish(slot, 0, entry(1, &bytes), 1, None) {
             table.release(pin);
         }
@@ -102,7 +102,7 @@ fn condemn_against_last_release() {
         let (table, mut writer) = Table::new(1, Box::new(|| {}));
         let bytes = extent();
         fill(&bytes, 100);
-        let slot = writer.reserve().unwrap();
+        let slot = writer.reserve(0).unwrap();
         let pins = writer.publish(slot, 0, entry(1, &bytes), 2, None);
         let readers: Vec<_> = pins
             .into_iter()
@@ -142,7 +142,7 @@ fn starvation_loses_no_wake_up() {
         let (table, mut writer) = Table::new(1, Box::new(move || seen.store(true, Ordering::Relaxed)));
         let bytes = extent();
         fill(&bytes, 100);
-        let slot = writer.reserve().unwrap();
+        let slot = writer.reserve(0).unwrap();
         let mut pins = writer.publish(slot, 0, entry(1, &bytes), 1, None);
         let reader = {
             let (table, pin) = (table.clone(), pins.remove(0));
@@ -162,14 +162,14 @@ fn replacement_is_never_a_gap() {
         let (table, mut writer) = Table::new(2, Box::new(|| {}));
         let (old_bytes, new_bytes) = (extent(), extent());
         fill(&old_bytes, 100);
-        let old = writer.reserve().unwrap();
+        let old = writer.reserve(0).unwrap();
         let _ = writer.publish(old, 0, entry(1, &old_bytes), 0, None);
         let reader = {
             let table = table.clone();
             thread::spawn(move || read(&table, 1))
         };
         fill(&new_bytes, 100);
-        let new = writer.reserve().unwrap();
+        let new = writer.reserve(0).unwrap();
         let _ = writer.publish(new, 0, entry(1, &new_bytes), 0, Some(old));
         let _ = writer.condemn(old, false);
         // The reader may have loaded the old entry and come too late to pin it: that is a miss to the

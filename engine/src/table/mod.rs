@@ -13,7 +13,9 @@
 //! be taken while the slot is `Ready`, and the writer can only take a slot out of circulation with a
 //! compare-and-swap that saw no pins, or condemn it, after which the pins can but fall.
 
+mod free;
 mod index;
+mod lines;
 #[cfg(loom)]
 mod loom_tests;
 mod state;
@@ -25,13 +27,17 @@ pub(crate) use writer::{Evict, Writer};
 
 use crate::sync::{
     Arc, ArrayQueue, AtomicBool, AtomicU8, AtomicU64, Ordering, UnsafeCell, fence,
-    fence_after_read_modify_write,
+    fence_after_read_modify_write, prefetch_line,
 };
 use index::Index;
+use lines::Lines;
 use state::{ONE_PIN, PINS_MAX, Phase, State};
 
 /// Hits that a slot counts for its policy; more are not told apart.
 pub(crate) const HITS_MAX: u8 = 3;
+
+/// Size of a cache line, to which slots are aligned.
+const LINE_BYTES: usize = 64;
 
 /// One slot. Aligned to a cache line so that pinning one value does not slow readers of another.
 #[repr(align(64))]
@@ -51,7 +57,7 @@ pub(crate) struct Pin {
 
 /// The readers' side. See the module's documentation.
 pub(crate) struct Table<E> {
-    slots: Box<[Slot<E>]>,
+    slots: Lines<Slot<E>>,
     index: Index,
     /// Condemned slots whose last pin went, on their way back to the shard. Each slot is in it at most
     /// once, and its capacity is the number of slots: a push never fails.
@@ -79,13 +85,11 @@ impl<E> Table<E> {
     pub(crate) fn new(slots: u32, wake: Wake) -> (Arc<Self>, Writer<E>) {
         assert!(slots > 0 && slots < u32::MAX, "a table has 1 to 2^32 - 2 slots");
         let table = Arc::new(Self {
-            slots: (0..slots)
-                .map(|_| Slot {
-                    state: AtomicU64::new(State::new(0, Phase::Free, 0).0),
-                    hits: AtomicU8::new(0),
-                    entry: UnsafeCell::new(None),
-                })
-                .collect(),
+            slots: Lines::new(slots as usize, || Slot {
+                state: AtomicU64::new(State::new(0, Phase::Free, 0).0),
+                hits: AtomicU8::new(0),
+                entry: UnsafeCell::new(None),
+            }),
             index: Index::new(slots),
             returned: ArrayQueue::new(slots as usize),
             starved: AtomicBool::new(false),
@@ -97,7 +101,8 @@ impl<E> Table<E> {
 
     /// Bytes that a table of `slots` slots takes, entries' own heap memory aside.
     pub(crate) fn bytes_for(slots: u32) -> usize {
-        slots as usize * (size_of::<Slot<E>>() + 2 * size_of::<usize>() + size_of::<u32>())
+        Lines::<Slot<E>>::bytes_for(slots as usize)
+            + slots as usize * (2 * size_of::<usize>() + size_of::<u64>() + 3 * size_of::<u32>())
             + Index::bytes_for(slots)
     }
 
@@ -125,6 +130,8 @@ impl<E> Table<E> {
     /// [`Table::acquire`] without counting a hit.
     #[inline]
     pub(crate) fn find(&self, hash: u64, matches: impl Fn(&E) -> bool) -> Option<Pin> {
+        // Most entries are in the home slot of their hash: it comes while the index is read, not after.
+        self.prefetch(self.home(hash));
         self.index.find(hash, |slot| {
             let pin = self.try_pin(slot)?;
             if matches(self.entry(&pin)) {
@@ -186,8 +193,26 @@ impl<E> Table<E> {
         }
     }
 
+    /// The slot in which an entry of this hash should stand, so that readers can ask for it before they know.
+    /// A preference, nothing more: where an entry does stand, the index says.
+    #[inline]
+    fn home(&self, hash: u64) -> u32 {
+        // The low half as a fraction of 2^32, times the number of slots. (Buckets go by its lowest bits.)
+        ((u64::from(hash as u32) * u64::from(self.slot_count())) >> 32) as u32
+    }
+
+    /// Asks for all lines of a slot at once: no load passes the compare-and-swap on the first.
+    #[inline]
+    fn prefetch(&self, slot: u32) {
+        let slot = &raw const self.slots[slot as usize];
+        for line in 0..size_of::<Slot<E>>() / LINE_BYTES {
+            prefetch_line(slot.cast::<u8>().wrapping_add(line * LINE_BYTES));
+        }
+    }
+
     #[inline]
     fn try_pin(&self, slot: u32) -> Option<Pin> {
+        self.prefetch(slot);
         let state = &self.slots[slot as usize].state;
         // Relaxed: only a guess for the compare-and-swap below.
         let mut seen = State(state.load(Ordering::Relaxed));

@@ -11,7 +11,7 @@ fn table(slots: u32) -> (Arc<Table<u64>>, Writer<u64>) {
 }
 
 fn publish(writer: &mut Writer<u64>, key: u64) -> u32 {
-    let slot = writer.reserve().unwrap();
+    let slot = writer.reserve(key).unwrap();
     assert!(writer.publish(slot, key, key, 0, None).is_empty());
     slot
 }
@@ -40,7 +40,7 @@ fn a_successor_is_found_as_soon_as_it_is_published() {
     let (table, mut writer) = table(4);
     let old = publish(&mut writer, 7);
     let held = table.acquire(7, |_| true).unwrap();
-    let new = writer.reserve().unwrap();
+    let new = writer.reserve(7).unwrap();
     let pins = writer.publish(new, 7, 70, 1, Some(old));
     assert!(matches!(writer.condemn(old, false), Evict::Pinned));
     let found = table.acquire(7, |_| true).unwrap();
@@ -135,7 +135,7 @@ proptest! {
                 Step::Publish(key) => {
                     let old = ready.get(&key).copied();
                     prop_assert_eq!(writer.lookup(hash(key), |&e| e == key), old);
-                    if let Some(slot) = writer.reserve() {
+                    if let Some(slot) = writer.reserve(key) {
                         let _ = writer.publish(slot, hash(key), key, 0, old);
                         if let Some(old) = old {
                             let pinned = held.iter().any(|(pin, _)| pin.slot == old);
@@ -212,7 +212,7 @@ fn readers_never_see_another_keys_entry() {
                     let _ = writer.condemn(slot, true);
                 }
             }
-            if let Some(slot) = writer.reserve() {
+            if let Some(slot) = writer.reserve(key) {
                 let _ = writer.publish(slot, key % 4, [key; 4], 0, None);
                 slots.push((key, slot));
             }

@@ -1,5 +1,6 @@
 //! The writer's side of the table: the shard thread, alone, moves slots between phases.
 
+use super::free::FreeSlots;
 use super::{Phase, Pin, State, Table};
 use crate::sync::{Arc, Ordering, fence};
 
@@ -16,7 +17,7 @@ pub(crate) enum Evict<E> {
 /// The one handle that writes a [`Table`]. Not `Clone`; moves to the shard's thread and stays there.
 pub(crate) struct Writer<E> {
     table: Arc<Table<E>>,
-    free: Vec<u32>,
+    free: FreeSlots,
     /// Hash under which each slot is linked; meaningless for slots that are not.
     hashes: Box<[u64]>,
     condemned: u32,
@@ -25,7 +26,7 @@ pub(crate) struct Writer<E> {
 impl<E> Writer<E> {
     pub(super) fn new(table: Arc<Table<E>>) -> Self {
         let slots = table.slots.len() as u32;
-        Self { table, free: (0..slots).rev().collect(), hashes: vec![0; slots as usize].into(), condemned: 0 }
+        Self { table, free: FreeSlots::all(slots), hashes: vec![0; slots as usize].into(), condemned: 0 }
     }
 
     /// The readers' side.
@@ -43,9 +44,10 @@ impl<E> Writer<E> {
         self.condemned
     }
 
-    /// Takes a free slot: `Free` → `Filling`. `None` if there is none; evict one first.
-    pub(crate) fn reserve(&mut self) -> Option<u32> {
-        let slot = self.free.pop()?;
+    /// Takes a free slot, `Free` → `Filling`, for an entry of this hash: its home if that is free, for readers
+    /// look there first. `None` if there is none; evict one.
+    pub(crate) fn reserve(&mut self, hash: u64) -> Option<u32> {
+        let slot = self.free.take(self.table.home(hash))?;
         let state = self.state(slot);
         debug_assert_eq!((state.phase(), state.pins()), (Phase::Free, 0));
         // Relaxed: readers cannot act on a slot that is not `Ready`.
@@ -58,7 +60,7 @@ impl<E> Writer<E> {
         let state = self.state(slot);
         assert_eq!(state.phase(), Phase::Filling);
         self.store(slot, state.freed(), Ordering::Relaxed);
-        self.free.push(slot);
+        self.free.put_back(slot);
     }
 
     /// Publishes a reserved slot, `Filling` → `Ready`, with `pins` pins taken for those who wait for it.
@@ -201,7 +203,7 @@ impl<E> Writer<E> {
             // former reader before it; no new pin can be taken; this is the only writer.
             unsafe { (*place).take() }
         });
-        self.free.push(slot);
+        self.free.put_back(slot);
         match entry {
             Some(entry) => entry,
             None => unreachable!("a slot that was ready has an entry"),
@@ -221,7 +223,7 @@ impl<E> Writer<E> {
     #[cfg(any(test, loom))]
     pub(crate) fn validate(&self) {
         let mut free = vec![false; self.table.slots.len()];
-        for &slot in &self.free {
+        for slot in self.free.iter() {
             assert!(!std::mem::replace(&mut free[slot as usize], true), "slot {slot} is free twice");
         }
         for (slot, &free) in free.iter().enumerate() {
