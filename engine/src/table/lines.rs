@@ -31,7 +31,7 @@ impl<T> Lines<T> {
         let Some(first) = NonNull::new(unsafe { alloc(layout) }.cast::<T>()) else {
             handle_alloc_error(layout)
         };
-        advise_hugepages(first.cast(), layout);
+        collapse_into_hugepages(first.cast(), layout);
         for i in 0..len {
             // SAFETY: inside the allocation, which is aligned for `T` and has room for `len` of them.
             unsafe { first.add(i).write(make()) };
@@ -81,12 +81,15 @@ impl<T> Drop for Lines<T> {
     }
 }
 
-/// Asks for transparent hugepages. A kernel that refuses changes nothing but speed.
-fn advise_hugepages(first: NonNull<u8>, layout: Layout) {
+/// Asks for transparent hugepages, now: an allocator may give out memory that already stands on small pages. A
+/// kernel that refuses (collapsing is new in Linux 6.1) changes nothing but speed.
+fn collapse_into_hugepages(first: NonNull<u8>, layout: Layout) {
     #[cfg(not(loom))]
     if layout.align() >= HUGEPAGE_BYTES {
-        // SAFETY: whole pages of an allocation that is ours; the advice does not change what they hold.
-        unsafe { libc::madvise(first.as_ptr().cast(), layout.size(), libc::MADV_HUGEPAGE) };
+        for advice in [libc::MADV_HUGEPAGE, libc::MADV_COLLAPSE] {
+            // SAFETY: whole pages of an allocation that is ours; neither advice changes what they hold.
+            unsafe { libc::madvise(first.as_ptr().cast(), layout.size(), advice) };
+        }
     }
     #[cfg(loom)]
     let _ = (first, layout);
