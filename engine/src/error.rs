@@ -141,6 +141,15 @@ pub enum Error {
         /// How long the call waited for a place.
         waited: Duration,
     },
+    /// As many operations of a completion queue are under way as it was made for.
+    #[error("{operations_max} operations are under way, which is all that this queue was made for")]
+    TooManyOperations {
+        /// What the queue was made for.
+        operations_max: usize,
+    },
+    /// The caller cancelled the operation.
+    #[error("the operation was cancelled")]
+    Cancelled,
     /// The cache was shut down.
     #[error("the cache was shut down")]
     ShutDown,

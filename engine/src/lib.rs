@@ -30,6 +30,7 @@ macro_rules! not_in_models {
 }
 
 not_in_models! {
+    mod bell;
     pub mod cache;
     pub mod checksum;
     pub mod config;
@@ -49,7 +50,8 @@ not_in_models! {
     pub mod stats;
     pub mod wire;
 
-    pub use cache::{Cache, Invalidate, Read, ReadRange, ReadScatter};
+    pub use cache::{BatchFuture, Cache, GetFuture, Invalidate, PutFuture, Read, ReadRange, ReadScatter};
+    pub use cache::{Completion, CompletionQueue, OperationId, Outcome, Target};
     pub use config::{Admission, Config};
     pub use deadline::Deadline;
     pub use error::{Error, Result};

@@ -32,8 +32,9 @@ impl Doorbell {
         fence(Ordering::SeqCst);
     }
 
-    /// Consumer: is awake (again).
-    pub(crate) fn awake(&self) {
-        self.asleep.store(false, Ordering::Relaxed);
+    /// Consumer: is awake (again). True if a producer was chosen to wake it, whose wake-up has come or will.
+    pub(crate) fn awake(&self) -> bool {
+        // Relaxed, as in `ring`: the swap decides, and the wake-up itself orders.
+        !self.asleep.swap(false, Ordering::Relaxed)
     }
 }

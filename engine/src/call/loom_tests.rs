@@ -12,7 +12,7 @@ fn far() -> Instant {
 #[test]
 fn wait_sees_every_completion() {
     loom::model(|| {
-        let call = Arc::new(Call::new(2));
+        let call = Arc::new(Call::new(2, Wake::Sleeper));
         let shards: Vec<_> = (0..2)
             .map(|position| {
                 let call = call.clone();
@@ -36,7 +36,7 @@ fn wait_sees_every_completion() {
 #[test]
 fn abandon_and_complete_share_nothing() {
     loom::model(|| {
-        let call = Arc::new(Call::new(1));
+        let call = Arc::new(Call::new(1, Wake::Sleeper));
         let result = Arc::new(());
         let shard = {
             let (call, result) = (call.clone(), result.clone());
@@ -54,7 +54,7 @@ fn abandon_and_complete_share_nothing() {
 #[test]
 fn a_deadline_between_two_completions() {
     loom::model(|| {
-        let call = Arc::new(Call::new(2));
+        let call = Arc::new(Call::new(2, Wake::Sleeper));
         let shard = {
             let call = call.clone();
             thread::spawn(move || {

@@ -48,6 +48,16 @@ pub(crate) struct Call<T> {
     /// The position completed last, or `EMPTY`.
     head: AtomicU32,
     futex: Futex,
+    wake: Wake,
+}
+
+/// How a caller learns that positions of its call were completed.
+pub(crate) enum Wake {
+    /// It sleeps in [`Call::wait`].
+    Sleeper,
+    /// It is told: called once for every time that [`Call::drain`] would find something again, on the completing
+    /// thread, which it must not block.
+    Told(Box<dyn Fn() + Send + Sync>),
 }
 
 // SAFETY: `result` is written by the one completer of a position before it moves the cell from `PENDING`
@@ -59,7 +69,7 @@ unsafe impl<T: Send> Send for Call<T> {}
 
 impl<T> Call<T> {
     /// A call of `len` positions, all pending.
-    pub(crate) fn new(len: usize) -> Self {
+    pub(crate) fn new(len: usize, wake: Wake) -> Self {
         assert!(len < EMPTY as usize, "a call has fewer than 2^32 - 1 positions");
         Self {
             cells: (0..len)
@@ -71,6 +81,7 @@ impl<T> Call<T> {
                 .collect(),
             head: AtomicU32::new(EMPTY),
             futex: Futex::new(),
+            wake,
         }
     }
 
@@ -105,7 +116,10 @@ impl<T> Call<T> {
         }
         if head == EMPTY {
             // The caller sleeps only while the head is `EMPTY`, and this was the push that changed it.
-            self.futex.wake(&self.head);
+            match &self.wake {
+                Wake::Sleeper => self.futex.wake(&self.head),
+                Wake::Told(tell) => tell(),
+            }
         }
         Ok(())
     }
@@ -113,24 +127,29 @@ impl<T> Call<T> {
     /// Caller: waits until at least one position completed since the last call, and calls `each` with every
     /// such position and its result. False if the deadline passed first.
     pub(crate) fn wait(&self, deadline: Instant, mut each: impl FnMut(u32, T)) -> bool {
-        loop {
-            // Acquire: pairs with the pushes.
-            let mut position = self.head.swap(EMPTY, Ordering::Acquire);
-            if position != EMPTY {
-                while position != EMPTY {
-                    let cell = &self.cells[position as usize];
-                    let below = cell.below.load(Ordering::Relaxed);
-                    if let Some(result) = self.take(position) {
-                        each(position, result);
-                    }
-                    position = below;
-                }
-                return true;
-            }
+        while !self.drain(&mut each) {
             if !self.futex.wait(&self.head, EMPTY, deadline) {
                 return false;
             }
         }
+        true
+    }
+
+    /// Caller: calls `each` with every position that completed since the last call, and its result. False if there
+    /// was none.
+    pub(crate) fn drain(&self, mut each: impl FnMut(u32, T)) -> bool {
+        // Acquire: pairs with the pushes.
+        let mut position = self.head.swap(EMPTY, Ordering::Acquire);
+        let some = position != EMPTY;
+        while position != EMPTY {
+            let cell = &self.cells[position as usize];
+            let below = cell.below.load(Ordering::Relaxed);
+            if let Some(result) = self.take(position) {
+                each(position, result);
+            }
+            position = below;
+        }
+        some
     }
 
     /// Caller: gives up on a position. The result, if it came all the same.

@@ -8,7 +8,7 @@ fn soon() -> Instant {
 
 #[test]
 fn results_come_in_the_order_of_completion_and_once() {
-    let call = Call::new(3);
+    let call = Call::new(3, Wake::Sleeper);
     call.complete(2, "c").unwrap();
     call.complete(0, "a").unwrap();
     let mut seen = Vec::new();
@@ -21,7 +21,7 @@ fn results_come_in_the_order_of_completion_and_once() {
 
 #[test]
 fn an_abandoned_position_gives_its_result_back() {
-    let call = Call::new(1);
+    let call = Call::new(1, Wake::Sleeper);
     assert_eq!(call.abandon(0), None);
     assert!(call.is_abandoned(0));
     assert_eq!(call.complete(0, 5), Err(5));
@@ -29,7 +29,7 @@ fn an_abandoned_position_gives_its_result_back() {
 
 #[test]
 fn a_result_that_beats_the_abandoning_is_taken() {
-    let call = Call::new(1);
+    let call = Call::new(1, Wake::Sleeper);
     call.complete(0, 5).unwrap();
     assert_eq!(call.abandon(0), Some(5));
     assert_eq!(call.abandon(0), None);
@@ -37,7 +37,7 @@ fn a_result_that_beats_the_abandoning_is_taken() {
 
 #[test]
 fn a_past_deadline_still_takes_what_is_there() {
-    let call = Call::new(1);
+    let call = Call::new(1, Wake::Sleeper);
     call.complete(0, 5).unwrap();
     let mut got = None;
     assert!(call.wait(Instant::now(), |_, result| got = Some(result)));
@@ -47,7 +47,7 @@ fn a_past_deadline_still_takes_what_is_there() {
 #[test]
 fn results_nobody_took_are_dropped_with_the_call() {
     let result = Arc::new(());
-    let call = Call::new(2);
+    let call = Call::new(2, Wake::Sleeper);
     call.complete(1, result.clone()).unwrap();
     drop(call);
     assert_eq!(Arc::strong_count(&result), 1);
@@ -56,7 +56,7 @@ fn results_nobody_took_are_dropped_with_the_call() {
 #[test]
 fn many_threads_complete_one_call() {
     const EACH: u32 = 2_000;
-    let call = Call::new(4 * EACH as usize);
+    let call = Call::new(4 * EACH as usize, Wake::Sleeper);
     std::thread::scope(|scope| {
         for thread in 0..4 {
             let call = &call;

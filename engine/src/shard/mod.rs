@@ -32,6 +32,7 @@ pub use ring::{RingReport, probe_ring};
 pub(crate) use shared::Shared;
 pub use value::{Lease, Segments};
 
+use crate::bell::Bell;
 use crate::config::Config;
 use crate::fork::ForkGuard;
 use crate::memory::{Arena, ArenaConfig, ArenaReport, ExtentAllocator, LockPolicy};
@@ -41,7 +42,6 @@ use crate::{Error, Result, policy};
 use reactor::Reactor;
 use ring::Ring;
 use serde::Serialize;
-use shared::Bell;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use store::Store;

@@ -164,6 +164,11 @@ impl Reservation {
         crc
     }
 
+    /// The shard that it belongs to.
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
     /// Shard: takes over what was reserved.
     pub(crate) fn commit(mut self) -> u32 {
         self.committed = true;

@@ -2,7 +2,8 @@
 
 use super::request::Request;
 use super::value::Value;
-use crate::call::{Doorbell, Space};
+use crate::bell::Bell;
+use crate::call::Space;
 use crate::deadline::Deadline;
 use crate::fork::ForkGuard;
 use crate::memory::Arena;
@@ -11,46 +12,9 @@ use crate::table::{Pin, Table};
 use crate::{Error, Result};
 use crossbeam_queue::ArrayQueue;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::{Duration, Instant};
-
-/// Wakes the shard's thread from wherever it sleeps in its ring.
-pub(crate) struct Bell {
-    doorbell: Doorbell,
-    event: OwnedFd,
-}
-
-impl Bell {
-    pub(crate) fn new() -> Result<Self> {
-        // SAFETY: a plain system call without pointers.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(crate::error::system("eventfd"));
-        }
-        // SAFETY: the descriptor was just made and belongs to nobody else.
-        Ok(Self { doorbell: Doorbell::new(), event: unsafe { OwnedFd::from_raw_fd(fd) } })
-    }
-
-    /// Any thread, after it put something where the shard looks. A system call only if the shard sleeps.
-    pub(crate) fn ring(&self) {
-        if self.doorbell.ring() {
-            let one = 1u64;
-            // SAFETY: writes eight bytes from a local. It cannot block: the counter is read on every wake-up
-            // and would have to reach 2^64 - 1.
-            unsafe { libc::write(self.event.as_raw_fd(), (&raw const one).cast(), 8) };
-        }
-    }
-
-    pub(crate) fn doorbell(&self) -> &Doorbell {
-        &self.doorbell
-    }
-
-    pub(crate) fn event(&self) -> &OwnedFd {
-        &self.event
-    }
-}
 
 /// See the module's documentation. Lives until the last lease is gone, and the arena with it.
 pub(crate) struct Shared {
@@ -126,17 +90,15 @@ impl Shared {
         self.announce();
     }
 
-    /// Caller: hands a request to the shard if there is a place for it now.
-    pub(crate) fn offer(&self, request: Request) -> Result<()> {
-        let full = || Error::Overloaded {
-            shard: self.index,
-            capacity: self.requests.capacity(),
-            waited: Duration::ZERO,
-        };
+    /// Caller: hands a request to the shard if there is a place for it now; else it comes back with the reason.
+    #[allow(clippy::result_large_err, reason = "the request must come back whole, and an allocation may not")]
+    pub(crate) fn offer(&self, request: Request) -> Result<(), (Request, Error)> {
         if self.is_closed() {
-            return Err(Error::ShutDown);
+            return Err((request, Error::ShutDown));
         }
-        self.requests.push(request).map_err(|_| full())?;
+        let (shard, capacity) = (self.index, self.requests.capacity());
+        let full = |back| (back, Error::Overloaded { shard, capacity, waited: Duration::ZERO });
+        self.requests.push(request).map_err(full)?;
         self.announce();
         Ok(())
     }

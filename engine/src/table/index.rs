@@ -9,7 +9,7 @@
 //! per thousand keys.
 
 use super::lines::Lines;
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, prefetch_line};
 
 const ENTRIES_PER_BUCKET: usize = 7;
 
@@ -55,6 +55,12 @@ impl Index {
     fn home(&self, hash: u64) -> usize {
         // The low half chooses the bucket, the high half is the tag.
         hash as u32 as usize & self.mask
+    }
+
+    /// Asks for the line in which a lookup of this hash begins.
+    #[inline]
+    pub(crate) fn prefetch(&self, hash: u64) {
+        prefetch_line(&raw const self.buckets[self.home(hash)]);
     }
 
     /// Calls `visit` with every slot that may hold a key of this hash until it returns `Some`.

@@ -127,6 +127,13 @@ impl<E> Table<E> {
         Some(pin)
     }
 
+    /// Asks for the lines that a lookup of this hash will read; for those who have other work meanwhile.
+    #[inline]
+    pub(crate) fn prefetch_lookup(&self, hash: u64) {
+        self.index.prefetch(hash);
+        self.prefetch(self.home(hash));
+    }
+
     /// [`Table::acquire`] without counting a hit.
     #[inline]
     pub(crate) fn find(&self, hash: u64, matches: impl Fn(&E) -> bool) -> Option<Pin> {
