@@ -4,11 +4,13 @@
 mod chaos;
 mod config;
 mod eviction;
+mod futures;
 mod keys;
 mod leases;
 mod origin_faults;
 mod origin_lies;
 mod process;
+mod queue;
 mod restart;
 mod roundtrip;
 mod shards;
