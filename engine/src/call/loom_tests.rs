@@ -96,6 +96,50 @@ fn doorbell_loses_no_wake_up() {
     });
 }
 
+/// A caller that is told collects every result, and sleeps beside none: two shards complete positions of one call
+/// while their owner collects what it is told of and then lies down.
+#[test]
+fn a_told_owner_misses_nothing() {
+    loom::model(|| {
+        let (bell, ready) = (Arc::new(Doorbell::new()), Arc::new(ArrayQueue::new(2)));
+        let rung = Arc::new(crate::sync::AtomicBool::new(false));
+        let tell = {
+            let (bell, ready, rung) = (bell.clone(), ready.clone(), rung.clone());
+            Box::new(move || {
+                ready.push(()).unwrap();
+                if bell.ring() {
+                    rung.store(true, Ordering::Relaxed);
+                }
+            })
+        };
+        let call = Arc::new(Call::new(2, Wake::Told(tell)));
+        let shards: Vec<_> = (0..2)
+            .map(|position| {
+                let call = call.clone();
+                thread::spawn(move || call.complete(position, position).unwrap())
+            })
+            .collect();
+        let mut got = 0;
+        let mut collect = || {
+            while ready.pop().is_some() {
+                call.drain(|position, result| {
+                    assert_eq!(position, result);
+                    got += 1;
+                });
+            }
+        };
+        collect();
+        bell.going_to_sleep();
+        let slept = ready.is_empty();
+        for shard in shards {
+            shard.join().unwrap();
+        }
+        assert!(!slept || ready.is_empty() || rung.load(Ordering::Relaxed), "asleep beside a result");
+        collect();
+        assert_eq!(got, 2);
+    });
+}
+
 /// A producer of a full queue gets the place that the consumer makes.
 #[test]
 fn space_loses_no_wake_up() {

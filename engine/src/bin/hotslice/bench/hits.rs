@@ -3,6 +3,7 @@
 
 use super::args::BenchArgs;
 use super::bars::Bar;
+use super::fronts;
 use super::measure::Latencies;
 use super::rows::{self, PATIENCE};
 use hotslice::Cache;
@@ -69,6 +70,9 @@ pub fn leased_hits(args: &BenchArgs) -> Result<Vec<Bar>, String> {
         bars.push(Bar::at_most(format!("leased hit, {name}, p50"), ns(0.5), 300.0, "ns", note.clone()));
         bars.push(Bar::at_most(format!("leased hit, {name}, p99"), ns(0.99), 2000.0, "ns", note));
     }
+    let (small, rounds) = (&kinds[0].1, if args.quick { 5 } else { 20 });
+    bars.push(fronts::queued_hits(&cache, small, &mut random, rounds)?);
+    bars.push(fronts::batched_hits(&cache, small, &mut random, rounds)?);
     Ok(bars)
 }
 
@@ -79,7 +83,7 @@ fn hit(cache: &Cache, key: &str) -> bool {
 }
 
 /// The keys of one kind of value.
-struct Keys {
+pub struct Keys {
     tensor: u32,
     count: usize,
 }
@@ -95,8 +99,13 @@ impl Keys {
         Ok(keys)
     }
 
+    /// Number of keys.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
     /// Writes one key in place of what `into` held.
-    fn write(&self, number: usize, into: &mut String) {
+    pub fn write(&self, number: usize, into: &mut String) {
         into.clear();
         // Writing to a string cannot fail.
         let _ = write!(into, "qwen3-8b/tp{}/{number:032x}", self.tensor);
@@ -164,7 +173,7 @@ fn memory_latency_ns(random: &mut Random) -> f64 {
 }
 
 /// A linear congruential generator (the constants are Knuth's): orders only have to be the same every time.
-struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
     fn below(&mut self, limit: usize) -> usize {
@@ -173,7 +182,7 @@ impl Random {
     }
 
     /// Fisher and Yates.
-    fn shuffle<T>(&mut self, items: &mut [T]) {
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for i in (1..items.len()).rev() {
             items.swap(i, self.below(i + 1));
         }

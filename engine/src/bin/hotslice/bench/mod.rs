@@ -9,7 +9,7 @@
 //! | `measure` | clocks, histograms, spreads |
 //! | `rows` | reads through the engine |
 //! | `floors` | copies and the blocking receive loop |
-//! | `hits`, `bars` | the figures that the engine is held to |
+//! | `hits`, `fronts`, `bars` | the figures that the engine is held to |
 //! | `machine`, `report` | what is printed |
 //!
 //! It uses the public API alone, as a host would.
@@ -19,6 +19,7 @@ mod bars;
 mod child;
 mod content;
 mod floors;
+mod fronts;
 mod hits;
 mod machine;
 mod measure;
