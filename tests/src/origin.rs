@@ -10,7 +10,7 @@ use hotslice::wire::{
 };
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -324,4 +324,35 @@ fn linger_zero(stream: &TcpStream) -> io::Result<()> {
 pub fn closed_port() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
     listener.local_addr().expect("local_addr")
+}
+
+/// An address that accepts no connection and refuses none, like a machine that is gone: the kernel drops what asks
+/// for one, because the queue of a listener that never accepts is full.
+pub struct DeafPeer {
+    address: SocketAddr,
+    _queue: Vec<TcpStream>,
+    _listener: OwnedFd,
+}
+
+impl DeafPeer {
+    /// Takes a free loopback port.
+    pub fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let address = listener.local_addr().expect("local_addr");
+        let listener = OwnedFd::from(listener);
+        // SAFETY: no pointers. Listening again only makes the queue shorter.
+        assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
+        let mut queue = Vec::new();
+        // The queue is full when an attempt is left without an answer.
+        while let Ok(stream) = TcpStream::connect_timeout(&address, Duration::from_millis(200)) {
+            queue.push(stream);
+            assert!(queue.len() < 100, "a queue of length 0 takes {} connections", queue.len());
+        }
+        Self { address, _queue: queue, _listener: listener }
+    }
+
+    /// Where nobody answers.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
 }

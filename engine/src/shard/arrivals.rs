@@ -380,7 +380,7 @@ impl Reactor {
             // A connection that is lost before it answers may be the fault of what was asked; more of them
             // in a row than one key can break are the peer's.
             if !lane.connected || (!lane.delivered && self.peers[peer].lost_in_a_row() > ATTEMPTS) {
-                self.shun(peer, now, reason_of(why));
+                self.shun(peer, now, now.saturating_duration_since(lane.opened), reason_of(why));
             }
         }
         for &fill_id in lane.outstanding.iter().rev() {

@@ -102,6 +102,8 @@ pub(super) struct Lane {
     /// Fills whose answers this lane owes, oldest first.
     pub(super) outstanding: Vec<FillId>,
     pub(super) connected: bool,
+    /// When the attempt to connect began.
+    pub(super) opened: Instant,
     /// It has delivered an answer: its end is not held against the peer.
     pub(super) delivered: bool,
     /// It is given up for our own convenience: its end is held against nobody.
@@ -146,6 +148,7 @@ impl Lane {
             receive: Receive::Header { got: 0 },
             outstanding: Vec::new(),
             connected: false,
+            opened: now,
             delivered: false,
             forgone: false,
             owed_since: Some(now),

@@ -30,9 +30,11 @@ impl Peer {
         self.shunned.as_ref().filter(|(until, _)| now < *until).map(|(_, why)| why)
     }
 
-    /// A lane failed before it ever delivered: leave the peer alone, twice as long each time.
-    pub(super) fn failed(&mut self, now: Instant, why: Error, min: Duration, max: Duration) {
-        let pause = min.saturating_mul(1u32.checked_shl(self.failures).unwrap_or(u32::MAX)).min(max);
+    /// A lane failed before it ever delivered: leave the peer alone, twice as long each time, and at least as long as
+    /// finding out took. So keys on a dead peer wait for it half of the time at most, and fail at once otherwise.
+    pub(super) fn failed(&mut self, now: Instant, why: Error, took: Duration, min: Duration, max: Duration) {
+        let doubled = min.saturating_mul(1u32.checked_shl(self.failures).unwrap_or(u32::MAX)).min(max);
+        let pause = doubled.max(took);
         self.failures = self.failures.saturating_add(1);
         self.shunned = Some((now + pause, why));
     }
@@ -105,13 +107,17 @@ mod tests {
         let mut peer = Peer::new(([127, 0, 0, 1], 1).into());
         let (now, min, max) = (Instant::now(), Duration::from_millis(10), Duration::from_millis(35));
         for pause_ms in [10, 20, 35, 35] {
-            peer.failed(now, Error::ShutDown, min, max);
+            peer.failed(now, Error::ShutDown, Duration::ZERO, min, max);
             assert!(peer.shunned(now + Duration::from_millis(pause_ms - 1)).is_some());
             assert!(peer.shunned(now + Duration::from_millis(pause_ms)).is_none());
         }
         for _ in 0..100 {
-            peer.failed(now, Error::ShutDown, min, max);
+            peer.failed(now, Error::ShutDown, Duration::ZERO, min, max);
         }
+        let took = Duration::from_secs(2);
+        peer.failed(now, Error::ShutDown, took, min, max);
+        assert!(peer.shunned(now + took - max).is_some(), "as long as it took to fail");
+        assert!(peer.shunned(now + took).is_none());
         peer.delivered();
         assert!(peer.shunned(now).is_none());
     }

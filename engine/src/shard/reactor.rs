@@ -282,18 +282,20 @@ impl Reactor {
                     Some(libc::EMFILE | libc::ENFILE) => " (raise RLIMIT_NOFILE: ulimit -n, LimitNOFILE=)",
                     _ => "",
                 };
-                self.shun(peer_index, now, format!("cannot make a socket: {error}{hint}"));
+                self.shun(peer_index, now, Duration::ZERO, format!("cannot make a socket: {error}{hint}"));
             }
         }
     }
 
-    pub(super) fn shun(&mut self, peer_index: usize, now: Instant, reason: String) {
+    /// Leaves a peer alone for a while after a failure that took `took` to show.
+    pub(super) fn shun(&mut self, peer_index: usize, now: Instant, took: Duration, reason: String) {
         let peer = &mut self.peers[peer_index];
         let error = Error::PeerUnavailable { peer: peer.address, reason: reason.into() };
         tracing::debug!(%error, "peer left alone for a while");
         peer.failed(
             now,
             error,
+            took,
             Duration::from_millis(self.config.backoff_min_ms),
             Duration::from_millis(self.config.backoff_max_ms),
         );

@@ -5,7 +5,7 @@ use hotslice::wire::Status;
 use hotslice::{Cache, Config, Deadline, Error};
 use hotslice_tests::content::{self, name};
 use hotslice_tests::gauges::{alone, finish};
-use hotslice_tests::origin::{Ask, FakeOrigin, Line, Then, closed_port, value_header};
+use hotslice_tests::origin::{Ask, DeafPeer, FakeOrigin, Line, Then, closed_port, value_header};
 use hotslice_tests::setup::{MIB, config, open, open_with, soon};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -426,5 +426,22 @@ fn protocol_errors_are_told_from_dead_peers() {
         });
         let cache = open_with(hasty(origin.address()));
         only_that_key(&origin, cache, protocol, "broke the protocol");
+    });
+}
+
+#[test]
+fn a_thousand_reads_from_a_dead_peer_wait_for_it_once() {
+    alone(|| {
+        let deaf = DeafPeer::start();
+        let cache = open_with(hasty(deaf.address()));
+        for i in 0..1000 {
+            let error = cache.get(&name(100, i), soon()).expect_err("nobody is there");
+            assert!(unavailable(&error), "{error:?}");
+        }
+        // Ten, not one, so that a machine that is slow at everything else passes too.
+        let stats = cache.stats();
+        assert!(stats.lanes_failed <= 10, "{} attempts to connect", stats.lanes_failed);
+        assert_eq!((stats.fills, stats.fills_failed), (1000, 1000));
+        finish(cache);
     });
 }
