@@ -9,7 +9,7 @@
 //! | `measure` | clocks, histograms, spreads |
 //! | `rows` | reads through the engine |
 //! | `floors` | copies and the blocking receive loop |
-//! | `hits`, `fronts`, `bars` | the figures that the engine is held to |
+//! | `hits`, `fronts`, `dead_peer`, `bars` | the figures that the engine is held to |
 //! | `machine`, `report` | what is printed |
 //!
 //! It uses the public API alone, as a host would.
@@ -18,6 +18,7 @@ mod args;
 mod bars;
 mod child;
 mod content;
+mod dead_peer;
 mod floors;
 mod fronts;
 mod hits;
@@ -233,6 +234,7 @@ impl Bench<'_> {
         let (args, server) = (self.args, self.server);
         self.progress.say("leased hits");
         self.report.bars.extend(hits::leased_hits(args)?);
+        self.report.bars.push(dead_peer::reads(args)?);
         self.progress.say("copying hits");
         self.report.bars.push(bars::copying_hit(args, &keys, server)?);
         self.progress.say("cold reads");
