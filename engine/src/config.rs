@@ -36,6 +36,32 @@ impl std::str::FromStr for Admission {
     }
 }
 
+/// What shards move bytes with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TransportKind {
+    /// io_uring where the kernel and the container allow it, else epoll, with a warning.
+    #[default]
+    Auto,
+    /// io_uring or an error.
+    IoUring,
+    /// epoll.
+    Epoll,
+}
+
+impl std::str::FromStr for TransportKind {
+    type Err = ();
+
+    fn from_str(text: &str) -> std::result::Result<Self, ()> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "io_uring" => Ok(Self::IoUring),
+            "epoll" => Ok(Self::Epoll),
+            _ => Err(()),
+        }
+    }
+}
+
 /// Settings of a [`Cache`](crate::Cache). Start from [`Config::new`] or [`Config::from_env`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -51,6 +77,8 @@ pub struct Config {
     pub lock: LockPolicy,
     /// Whether arenas are registered with the shards' rings. Default `preferred`: a refusal is a warning.
     pub register: LockPolicy,
+    /// What shards move bytes with. Default `auto`: io_uring, else epoll.
+    pub transport: TransportKind,
     /// Number of shards (threads), 1 to 256. Default 1.
     pub shards: usize,
     /// Cores to pin the shards to, one per shard; empty pins shard `i` to the `i`-th core that the process
@@ -102,6 +130,7 @@ impl Config {
             register: LockPolicy::Preferred,
             shards: 1,
             cores: Vec::new(),
+            transport: TransportKind::Auto,
             policy: PolicyKind::S3Fifo,
             admission: Admission::FirstMiss,
             entries_max: 0,
@@ -225,6 +254,7 @@ const SETTINGS: &[(&str, Apply)] = &[
     ("HOTSLICE_SHARDS", |c, n, v| set(&mut c.shards, word(n, v, "1 to 256"))),
     ("HOTSLICE_CORES", |c, n, v| set(&mut c.cores, list(n, v))),
     ("HOTSLICE_POLICY", |c, n, v| set(&mut c.policy, word(n, v, "s3fifo or lru"))),
+    ("HOTSLICE_TRANSPORT", |c, n, v| set(&mut c.transport, word(n, v, "auto, io_uring or epoll"))),
     ("HOTSLICE_ADMISSION", |c, n, v| set(&mut c.admission, word(n, v, "first_miss or off"))),
     ("HOTSLICE_ENTRIES_MAX", |c, n, v| set(&mut c.entries_max, word(n, v, "a whole number"))),
     ("HOTSLICE_ORIGIN", |c, n, v| set(&mut c.origin, parse_peers(n, v))),

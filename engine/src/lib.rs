@@ -52,10 +52,10 @@ not_in_models! {
 
     pub use cache::{BatchFuture, Cache, GetFuture, Invalidate, PutFuture, Read, ReadRange, ReadScatter};
     pub use cache::{Completion, CompletionQueue, OperationId, Outcome, Target};
-    pub use config::{Admission, Config};
+    pub use config::{Admission, Config, TransportKind};
     pub use deadline::Deadline;
     pub use error::{Error, Result};
     pub use key::{KEY_BYTES_MAX, Key, NAMESPACE_BYTES_MAX, Namespace};
-    pub use shard::{Lease, RingReport, Segments, ShardReport};
+    pub use shard::{Lease, Segments, ShardReport, TransportReport};
     pub use stats::Stats;
 }

@@ -5,11 +5,19 @@ use crate::sync::HANG;
 use hotslice::memory::{LockPolicy, PagePolicy};
 use hotslice::origin::SliceClient;
 use hotslice::server::{ServerConfig, ServerHandle};
-use hotslice::{Cache, Config, Deadline};
+use hotslice::{Cache, Config, Deadline, TransportKind};
 use std::net::SocketAddr;
 
 /// One MiB.
 pub const MIB: usize = 1 << 20;
+
+/// What caches of tests move bytes with: `HOTSLICE_TEST_TRANSPORT`, or what is best.
+fn transport() -> TransportKind {
+    match std::env::var("HOTSLICE_TEST_TRANSPORT") {
+        Ok(name) => name.parse().expect("HOTSLICE_TEST_TRANSPORT is auto, io_uring or epoll"),
+        Err(_) => TransportKind::Auto,
+    }
+}
 
 /// A configuration with blocks of 1 MiB on ordinary, unlocked pages.
 pub fn config(capacity_bytes: usize, origin: &[SocketAddr]) -> Config {
@@ -18,6 +26,7 @@ pub fn config(capacity_bytes: usize, origin: &[SocketAddr]) -> Config {
     config.pages = PagePolicy::Off;
     config.lock = LockPolicy::Off;
     config.register = LockPolicy::Preferred;
+    config.transport = transport();
     config.origin = origin.to_vec();
     config
 }

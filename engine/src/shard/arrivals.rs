@@ -4,7 +4,7 @@ use super::fills::{FillId, Stage};
 use super::lane::{Arrived, Body, LaneState, Receive};
 use super::reactor::{Reactor, Starving};
 use super::request::Answer;
-use super::ring::{LaneOp, Token};
+use super::transport::{LaneOp, Token};
 use super::store::{NoRoom, Room};
 use super::value::Value;
 use crate::config::Admission;
@@ -43,8 +43,8 @@ impl Reactor {
         match (op, result) {
             (LaneOp::Connect, 0) => self.connected(id),
             // A signal, or a kernel that wants the operation again.
-            (LaneOp::Send, n) if n == -libc::EINTR || n == -libc::EAGAIN => lane.sent(0, &mut self.ring),
-            (LaneOp::Send, n) if n > 0 => lane.sent(n as usize, &mut self.ring),
+            (LaneOp::Send, n) if n == -libc::EINTR || n == -libc::EAGAIN => lane.sent(0, &mut *self.transport),
+            (LaneOp::Send, n) if n > 0 => lane.sent(n as usize, &mut *self.transport),
             (LaneOp::Receive, n) if n == -libc::EINTR || n == -libc::EAGAIN => self.receive_next(id),
             (LaneOp::Receive, n) if n > 0 => self.received(id, n as usize),
             (LaneOp::Receive, 0) => {
@@ -67,7 +67,7 @@ impl Reactor {
     fn connected(&mut self, id: u64) {
         let receive_bytes = self.config.receive_bytes as usize;
         if let Some(lane) = self.lanes.get_mut(&id) {
-            lane.up(&mut self.ring, &self.shared.arena, receive_bytes);
+            lane.up(&mut *self.transport, &self.shared.arena, receive_bytes);
             let peer = lane.peer;
             self.counters().lanes_opened.add(1);
             self.dispatch(peer);
@@ -77,7 +77,7 @@ impl Reactor {
     fn receive_next(&mut self, id: u64) {
         let receive_bytes = self.config.receive_bytes as usize;
         if let Some(lane) = self.lanes.get_mut(&id).filter(|lane| lane.is_up()) {
-            lane.receive_next(&mut self.ring, &self.shared.arena, receive_bytes);
+            lane.receive_next(&mut *self.transport, &self.shared.arena, receive_bytes);
         }
     }
 
@@ -137,10 +137,10 @@ impl Reactor {
     fn refused(&mut self, fill_id: FillId, lane: u64, status: Status) {
         if status == Status::Absent {
             if let Some(mut fill) = self.fills.remove(fill_id) {
-                fill.answer_absent();
-                // A fill that is no longer live was counted when it died.
+                // Counted before anybody is told. A fill that is no longer live was counted when it died.
                 self.counters().fills_absent.add(u64::from(fill.live));
                 self.count_fills();
+                fill.answer_absent();
             }
         } else if let Some(peer) = self.lanes.get(&lane).map(|lane| self.peers[lane.peer].address) {
             let reason = status.to_string().into();
@@ -355,7 +355,7 @@ impl Reactor {
 
     fn end_lane(&mut self, id: u64, why: Error) {
         let Some(lane) = self.lanes.get_mut(&id) else { return };
-        lane.close(why, &mut self.ring);
+        lane.close(why, &mut *self.transport);
         if lane.is_quiet() {
             self.lane_gone(id);
         }
@@ -364,6 +364,7 @@ impl Reactor {
     /// The kernel has given back everything of a closing lane: drop it, and see to the fills it owed.
     pub(super) fn lane_gone(&mut self, id: u64) {
         let Some(mut lane) = self.lanes.remove(&id) else { return };
+        self.transport.forget(id);
         self.counters().lanes.set(self.lanes.len() as u64);
         if let Receive::Body(body) = std::mem::replace(&mut lane.receive, Receive::Header { got: 0 }) {
             self.store.cancel(body.room, &self.shared.counters);

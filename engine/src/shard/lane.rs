@@ -14,7 +14,7 @@
 //! ```
 
 use super::fills::FillId;
-use super::ring::{LaneOp, Ring, SocketAddress, Token};
+use super::transport::{LaneOp, SocketAddress, Token, Transport};
 use super::store::Room;
 use crate::Error;
 use crate::memory::{Arena, GRANULE_BYTES};
@@ -129,11 +129,11 @@ impl Lane {
         peer: usize,
         address: std::net::SocketAddr,
         now: Instant,
-        ring: &mut Ring,
+        transport: &mut dyn Transport,
     ) -> std::io::Result<Self> {
         let address = Box::new(SocketAddress::from(address));
-        // SAFETY: a plain system call. The socket blocks: the ring polls for a blocking socket by itself,
-        // and would hand EAGAIN back for one that does not.
+        // SAFETY: a plain system call. The socket blocks: io_uring polls for a blocking socket by itself, and would
+        // hand EAGAIN back for one that does not.
         let fd = unsafe { libc::socket(address.family(), libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
         if fd < 0 {
             return Err(std::io::Error::last_os_error());
@@ -164,7 +164,7 @@ impl Lane {
             receive_in_flight: false,
         };
         // SAFETY: the boxed address lives in the lane, which outlives its operations.
-        unsafe { ring.connect(&lane.fd, &lane.address, lane.token(LaneOp::Connect)) };
+        unsafe { transport.connect(&lane.fd, &lane.address, lane.token(LaneOp::Connect)) };
         Ok(lane)
     }
 
@@ -191,11 +191,11 @@ impl Lane {
     }
 
     /// The connection stands: listen for answers.
-    pub(super) fn up(&mut self, ring: &mut Ring, arena: &Arena, receive_bytes: usize) {
+    pub(super) fn up(&mut self, transport: &mut dyn Transport, arena: &Arena, receive_bytes: usize) {
         self.state = LaneState::Up;
         self.connected = true;
         self.owed_since = None;
-        self.receive_next(ring, arena, receive_bytes);
+        self.receive_next(transport, arena, receive_bytes);
     }
 
     /// Queues a request, encoded by `encode`, for the answer to `fill`.
@@ -211,7 +211,7 @@ impl Lane {
     }
 
     /// Sends what is queued, if no send is under way.
-    pub(super) fn send_next(&mut self, ring: &mut Ring) {
+    pub(super) fn send_next(&mut self, transport: &mut dyn Transport) {
         if self.send_in_flight || !self.is_up() {
             return;
         }
@@ -225,17 +225,17 @@ impl Lane {
         }
         self.send_in_flight = true;
         // SAFETY: `sending` is not touched while a send is in flight, and the lane outlives it.
-        unsafe { ring.send(&self.fd, &self.sending[self.sent..], self.token(LaneOp::Send)) };
+        unsafe { transport.send(&self.fd, &self.sending[self.sent..], self.token(LaneOp::Send)) };
     }
 
     /// Takes note of bytes sent.
-    pub(super) fn sent(&mut self, bytes: usize, ring: &mut Ring) {
+    pub(super) fn sent(&mut self, bytes: usize, transport: &mut dyn Transport) {
         self.sent += bytes;
-        self.send_next(ring);
+        self.send_next(transport);
     }
 
     /// Starts the next receive operation, unless paused.
-    pub(super) fn receive_next(&mut self, ring: &mut Ring, arena: &Arena, receive_bytes: usize) {
+    pub(super) fn receive_next(&mut self, transport: &mut dyn Transport, arena: &Arena, receive_bytes: usize) {
         debug_assert!(!self.receive_in_flight);
         let (into, len) = match &mut self.receive {
             Receive::Header { got } => (self.header[*got..].as_mut_ptr(), RESPONSE_HEADER_BYTES - *got),
@@ -249,7 +249,7 @@ impl Lane {
         self.receive_in_flight = true;
         // SAFETY: the three targets belong to this lane (the body's room is its own until it is published or
         // cancelled, which happens only when no receive is in flight), and the lane outlives its operations.
-        unsafe { ring.receive(&self.fd, into, len, self.token(LaneOp::Receive)) };
+        unsafe { transport.receive(&self.fd, into, len, self.token(LaneOp::Receive)) };
     }
 
     /// Takes note of received bytes. Errors are breaches of the protocol, in words.
@@ -303,7 +303,7 @@ impl Lane {
     }
 
     /// Begins the end: no new operations, those in flight are cancelled.
-    pub(super) fn close(&mut self, why: Error, ring: &mut Ring) {
+    pub(super) fn close(&mut self, why: Error, transport: &mut dyn Transport) {
         if matches!(self.state, LaneState::Closing(_)) {
             return;
         }
@@ -315,7 +315,7 @@ impl Lane {
             (self.receive_in_flight, LaneOp::Receive),
         ] {
             if in_flight {
-                ring.cancel(self.token(op));
+                transport.cancel(self.token(op));
             }
         }
     }

@@ -21,14 +21,14 @@ mod lane;
 mod peers;
 mod reactor;
 pub(crate) mod request;
-mod ring;
 pub(crate) mod shared;
 mod store;
 #[cfg(test)]
 mod store_tests;
+mod transport;
 mod value;
 
-pub use ring::{RingReport, probe_ring};
+pub use transport::{TransportReport, probe_ring};
 pub(crate) use shared::Shared;
 pub use value::{Lease, Segments};
 
@@ -40,7 +40,6 @@ use crate::namespace::Namespaces;
 use crate::table::Table;
 use crate::{Error, Result, policy};
 use reactor::Reactor;
-use ring::Ring;
 use serde::Serialize;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -54,8 +53,8 @@ pub struct ShardReport {
     pub core: Option<usize>,
     /// Memory of the arena.
     pub arena: ArenaReport,
-    /// The ring.
-    pub ring: RingReport,
+    /// What it moves bytes with.
+    pub transport: TransportReport,
     /// Slots of the table: the most values that the shard can hold.
     pub slots: u32,
     /// Bytes of the table and its index, beside the arena.
@@ -178,14 +177,19 @@ fn set_up(
     for warning in &arena.report().warnings {
         tracing::warn!(shard = index, "{warning}");
     }
-    let mut ring = Ring::new().map_err(failed)?;
+    let mut transport = transport::open(config.transport).map_err(failed)?;
+    if let Some(reason) = &transport.report().fallback {
+        tracing::warn!(shard = index, "io_uring cannot be had, epoll is used, which costs more calls: {reason}");
+    }
     if config.register != LockPolicy::Off
-        && let Err(reason) = ring.register(&arena)
+        && let Err(reason) = transport.register(&arena)
     {
         if config.register == LockPolicy::Required {
             return Err(failed(format!("blocks cannot be registered with the ring: {reason}")));
         }
-        tracing::warn!(shard = index, "blocks are not registered with the ring: {reason}");
+        if transport.report().registers() {
+            tracing::warn!(shard = index, "blocks are not registered with the ring: {reason}");
+        }
     }
     let slots = config.shard_slots(arena.bytes() as u64);
     let bell = Arc::new(Bell::new()?);
@@ -196,7 +200,7 @@ fn set_up(
     let report = ShardReport {
         core,
         arena: arena.report().clone(),
-        ring: ring.report().clone(),
+        transport: transport.report().clone(),
         slots,
         table_bytes: Table::<value::Value>::bytes_for(slots),
         start_ms: started.elapsed().as_secs_f64() * 1e3,
@@ -205,7 +209,7 @@ fn set_up(
     let shared = Arc::new(Shared::new(index, table, slots, arena, bell, config.request_ring, fork));
     shared.counters.arena_bytes.set(shared.arena.bytes() as u64);
     let store = Store::new(writer, extents, policy);
-    Ok((Reactor::new(shared, config.clone(), namespaces, store, ring), report))
+    Ok((Reactor::new(shared, config.clone(), namespaces, store, transport), report))
 }
 
 /// One core per shard, or none where pinning would only get in the way.

@@ -4,7 +4,7 @@ use super::fills::{Fill, FillId, Fills, Stage};
 use super::lane::Lane;
 use super::peers::{self, Peer};
 use super::request::{Answer, Fetch, Request, Reservation, Scope, Waiter};
-use super::ring::Ring;
+use super::transport::Transport;
 use super::shared::Shared;
 use super::store::{NoRoom, Store};
 use super::value::Value;
@@ -29,7 +29,7 @@ pub(super) enum Starving {
 
 pub(super) struct Reactor {
     /// First, so that it is dropped before what keeps the arena mapped.
-    pub(super) ring: Ring,
+    pub(super) transport: Box<dyn Transport>,
     pub(super) shared: Arc<Shared>,
     pub(super) config: Arc<Config>,
     pub(super) store: Store,
@@ -53,14 +53,14 @@ impl Reactor {
         config: Arc<Config>,
         namespaces: Arc<Namespaces>,
         store: Store,
-        ring: Ring,
+        transport: Box<dyn Transport>,
     ) -> Self {
         Self {
             peers: config.origin.iter().map(|&address| Peer::new(address)).collect(),
             shared,
             config,
             store,
-            ring,
+            transport,
             fills: Fills::default(),
             lanes: HashMap::new(),
             starving: VecDeque::new(),
@@ -89,11 +89,11 @@ impl Reactor {
             for peer in std::mem::take(&mut self.pending_peers) {
                 self.dispatch(peer);
             }
-            if self.stopping && self.ring.in_flight() == usize::from(self.bell_armed) {
+            if self.stopping && self.transport.in_flight() == usize::from(self.bell_armed) {
                 break;
             }
             self.rest();
-            self.ring.completions(&mut completions);
+            self.transport.completions(&mut completions);
             for (token, result) in completions.drain(..) {
                 self.complete(token, result);
             }
@@ -103,14 +103,14 @@ impl Reactor {
     }
 
     /// The bell's read is the last operation in flight: end it by ringing.
-    fn end_bell(&mut self, completions: &mut Vec<(super::ring::Token, i32)>) {
+    fn end_bell(&mut self, completions: &mut Vec<(super::transport::Token, i32)>) {
         if self.bell_armed {
             self.shared.bell.doorbell().going_to_sleep();
             self.shared.bell.ring();
         }
-        while self.ring.in_flight() > 0 {
-            self.ring.wait(None);
-            self.ring.completions(completions);
+        while self.transport.in_flight() > 0 {
+            self.transport.wait(None);
+            self.transport.completions(completions);
         }
     }
 
@@ -118,17 +118,17 @@ impl Reactor {
     fn rest(&mut self) {
         if !self.bell_armed {
             self.bell_armed = true;
-            self.ring.read_bell(self.shared.bell.event());
+            self.transport.read_bell(self.shared.bell.event());
         }
-        self.ring.poll();
-        if self.ring.has_completions() || self.shared.has_news() {
+        self.transport.poll();
+        if self.transport.has_completions() || self.shared.has_news() {
             return;
         }
         let spin_until = Instant::now() + Duration::from_micros(self.config.spin_us);
         while self.config.spin_us > 0 && Instant::now() < spin_until {
             std::hint::spin_loop();
-            self.ring.poll();
-            if self.ring.has_completions() || self.shared.has_news() {
+            self.transport.poll();
+            if self.transport.has_completions() || self.shared.has_news() {
                 return;
             }
         }
@@ -136,7 +136,7 @@ impl Reactor {
         let doorbell = self.shared.bell.doorbell();
         doorbell.going_to_sleep();
         if !self.shared.has_news() {
-            self.ring.wait(timeout);
+            self.transport.wait(timeout);
         }
         self.shared.bell.doorbell().awake();
     }
@@ -260,7 +260,7 @@ impl Reactor {
         });
         // Keys and namespaces were checked against the wire's own limits when they came in.
         debug_assert!(encoded.is_ok());
-        lane.send_next(&mut self.ring);
+        lane.send_next(&mut *self.transport);
     }
 
     /// Opens one more lane to the peer, if it may have one, none is being opened, and it is not shunned.
@@ -271,7 +271,7 @@ impl Reactor {
             return;
         }
         self.last_lane += 1;
-        match Lane::connect(self.last_lane, peer_index, peer.address, now, &mut self.ring) {
+        match Lane::connect(self.last_lane, peer_index, peer.address, now, &mut *self.transport) {
             Ok(lane) => {
                 self.peers[peer_index].lanes.push(lane.id);
                 self.lanes.insert(lane.id, lane);
@@ -316,10 +316,10 @@ impl Reactor {
     /// Ends a fill with an error to all who wait.
     pub(super) fn fail_fill(&mut self, id: FillId, error: &Error) {
         if let Some(mut fill) = self.fills.remove(id) {
-            fill.fail_waiters(error);
-            // A fill that is no longer live was counted when it died.
+            // Counted before anybody is told. A fill that is no longer live was counted when it died.
             self.counters().fills_failed.add(u64::from(fill.live));
             self.count_fills();
+            fill.fail_waiters(error);
         }
     }
 
@@ -513,7 +513,7 @@ impl Reactor {
             self.fail_fill(id, &Error::ShutDown);
         }
         for lane in self.lanes.values_mut() {
-            lane.close(Error::ShutDown, &mut self.ring);
+            lane.close(Error::ShutDown, &mut *self.transport);
         }
         let quiet: Vec<u64> = self.lanes.values().filter(|l| l.is_quiet()).map(|l| l.id).collect();
         for lane in quiet {

@@ -1,8 +1,8 @@
 //! What can be asked of `hotslice bench`. Knows nothing of how it is measured.
 
-use hotslice::Config;
 use hotslice::memory::PagePolicy;
 use hotslice::size::parse_bytes;
+use hotslice::{Config, TransportKind};
 use serde::{Serialize, Serializer};
 use std::net::{SocketAddr, ToSocketAddrs};
 
@@ -46,6 +46,9 @@ pub struct BenchArgs {
     #[arg(long, default_value = "1MiB", value_name = "SIZE",
           value_parser = |text: &str| parse_bytes("receive-bytes", text))]
     pub receive_bytes: u64,
+    /// What shards move bytes with: auto, io_uring or epoll
+    #[arg(long, value_name = "KIND", default_value = "auto", value_parser = parse_transport)]
+    pub transport: TransportKind,
     /// Hugepages: required, preferred or off
     #[arg(long, default_value = "preferred", value_name = "POLICY")]
     #[serde(serialize_with = "as_text")]
@@ -97,6 +100,10 @@ fn parse_geometry(text: &str) -> Result<Geometry, String> {
     Ok(Geometry { value_bytes: value_bytes as usize, cache_bytes })
 }
 
+fn parse_transport(text: &str) -> Result<TransportKind, String> {
+    text.parse().map_err(|()| "auto, io_uring or epoll".to_owned())
+}
+
 fn parse_origin(text: &str) -> Result<SocketAddr, String> {
     let mut addresses = text.to_socket_addrs().map_err(|e| format!("expected HOST:PORT: {e}"))?;
     addresses.next().ok_or_else(|| "the name has no address".to_owned())
@@ -125,6 +132,7 @@ impl BenchArgs {
         config.lanes_per_peer = self.lanes;
         config.receive_bytes = self.receive_bytes;
         config.pages = self.pages;
+        config.transport = self.transport;
         config
     }
 

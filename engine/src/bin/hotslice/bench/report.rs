@@ -219,19 +219,22 @@ fn print_cache(cache: &CacheReport) {
     for (index, shard) in cache.shards.iter().enumerate() {
         let arena = &shard.arena;
         println!(
-            "cache of {}, shard {index}: {} in blocks of {}, {} locked, ready after {:.0} ms, ring {}",
+            "cache of {}, shard {index}: {} in blocks of {}, {} locked, ready after {:.0} ms, {} {}",
             format_bytes(cache.cache_bytes),
             pages(arena.arena_bytes, arena.hugetlb_bytes, arena.transparent_bytes, arena.base_bytes),
             format_bytes(arena.block_bytes as u64),
             format_bytes(arena.locked_bytes as u64),
             shard.start_ms,
-            shard.ring.setup.join("|"),
+            shard.transport.name,
+            shard.transport.setup.join("|"),
         );
         arena.warnings.iter().for_each(|warning| println!("  note: {warning}"));
         if let Some(reason) = &arena.not_locked {
             println!("  note: not locked: {reason}");
         }
-        if let Some(reason) = &shard.ring.not_registered {
+        if let Some(reason) = &shard.transport.not_registered
+            && shard.transport.name == "io_uring"
+        {
             println!("  note: blocks are not registered with the ring: {reason}");
         }
     }
