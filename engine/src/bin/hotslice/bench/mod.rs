@@ -9,7 +9,7 @@
 //! | `measure` | clocks, histograms, spreads |
 //! | `rows` | reads through the engine |
 //! | `floors` | copies and the blocking receive loop |
-//! | `hits`, `fronts`, `dead_peer`, `bars` | the figures that the engine is held to |
+//! | `hits`, `fronts`, `dead_peer`, `transports`, `bars` | the figures that the engine is held to |
 //! | `machine`, `report` | what is printed |
 //!
 //! It uses the public API alone, as a host would.
@@ -27,6 +27,7 @@ mod measure;
 mod regions;
 mod report;
 mod rows;
+mod transports;
 
 pub use args::BenchArgs;
 
@@ -239,6 +240,7 @@ impl Bench<'_> {
         self.report.bars.push(bars::copying_hit(args, &keys, server)?);
         self.progress.say("cold reads");
         self.report.bars.extend(bars::cold_read(args, &keys, server)?);
+        self.report.bars.extend(transports::compare(args, &keys, server)?);
         self.progress.say("utilisation");
         self.report.bars.extend(bars::utilisation(args)?);
         self.progress.say("start");
