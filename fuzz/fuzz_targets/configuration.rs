@@ -21,8 +21,10 @@ fuzz_target!(|text: &str| {
         let at = NAMES.iter().position(|known| *known == name)?;
         values.get(at).filter(|value| !value.is_empty()).map(|value| (*value).to_owned())
     };
-    match Config::from_lookup(&get) {
-        Ok(Some(config)) => config.check().expect("what was accepted is within its limits"),
+    // Lines beyond the variables are a file.
+    let file = values.get(NAMES.len()..).unwrap_or(&[]).join("\n");
+    match Config::from_sources(&file, &get) {
+        Ok(Some(loaded)) => loaded.config.check().expect("what was accepted is within its limits"),
         Ok(None) => {}
         Err(Error::Config { setting, allowed, .. }) => assert!(!setting.is_empty() && !allowed.is_empty()),
         Err(error) => panic!("{error}"),

@@ -7,7 +7,7 @@ use hotslice_tests::setup::{MIB, config};
 
 fn from_env(pairs: &[(&str, &str)]) -> Result<Option<Config>, Error> {
     let find = |name: &str| pairs.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned());
-    Config::from_lookup(&find)
+    Ok(Config::from_sources("", &find)?.map(|loaded| loaded.config))
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod bench;
 mod doctor;
 mod ops;
 mod serve;
+mod settings;
 
 /// Node-local hot cache for LLM KV-cache slices.
 #[derive(Parser)]
@@ -30,6 +31,8 @@ enum Command {
     Rm(ops::RmArgs),
     /// Measure the engine against the floors of this machine, checking every byte.
     Bench(bench::BenchArgs),
+    /// Print the configuration that a cache would get here, and where each value comes from.
+    Config(settings::ConfigArgs),
     /// Examine this machine: what the cache can use, and what would mend the rest.
     Doctor(doctor::DoctorArgs),
 }
@@ -61,6 +64,7 @@ fn main() -> ExitCode {
         Command::Exists(args) => ops::exists(args),
         Command::Rm(args) => ops::rm(args),
         Command::Bench(args) => bench::run(args),
+        Command::Config(args) => settings::run(args),
         Command::Doctor(args) => doctor::run(args),
     }
 }

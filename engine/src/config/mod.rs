@@ -1,0 +1,251 @@
+//! Configuration: names, units, defaults and limits, from code, a TOML file or the environment.
+//!
+//! Every setting has one name: the field here, the key in the file, `HOTSLICE_<FIELD>` in the environment. A value
+//! that is not allowed is an error that names the setting, the value and what is allowed. The environment goes before
+//! the file, and the file before the defaults; [`Loaded`] says what came from where. Upstream Mooncake's variables are understood too; for those, and only for those, a value that
+//! upstream calls invalid switches the cache off with a warning, as upstream documents.
+
+mod load;
+mod settings;
+#[cfg(test)]
+mod tests;
+
+pub use load::{Loaded, SettingValue, Source};
+pub use settings::parse_peers;
+
+use crate::memory::{LockPolicy, PagePolicy};
+use crate::policy::PolicyKind;
+use crate::size::format_bytes;
+use crate::{Error, Result};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Whether fetched values stay.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Admission {
+    /// A value is kept when it is first fetched.
+    #[default]
+    FirstMiss,
+    /// Nothing is kept: a fetched or put value lives as long as the leases of those who waited for it. The
+    /// engine without its cache, for comparisons.
+    Off,
+}
+
+impl std::fmt::Display for Admission {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::FirstMiss => "first_miss",
+            Self::Off => "off",
+        })
+    }
+}
+
+impl std::str::FromStr for Admission {
+    type Err = ();
+
+    fn from_str(text: &str) -> std::result::Result<Self, ()> {
+        match text {
+            "first_miss" => Ok(Self::FirstMiss),
+            "off" => Ok(Self::Off),
+            _ => Err(()),
+        }
+    }
+}
+
+/// What shards move bytes with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TransportKind {
+    /// io_uring where the kernel and the container allow it, else epoll, with a warning.
+    #[default]
+    Auto,
+    /// io_uring or an error.
+    IoUring,
+    /// epoll.
+    Epoll,
+}
+
+impl std::fmt::Display for TransportKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::IoUring => "io_uring",
+            Self::Epoll => "epoll",
+        })
+    }
+}
+
+impl std::str::FromStr for TransportKind {
+    type Err = ();
+
+    fn from_str(text: &str) -> std::result::Result<Self, ()> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "io_uring" => Ok(Self::IoUring),
+            "epoll" => Ok(Self::Epoll),
+            _ => Err(()),
+        }
+    }
+}
+
+/// Settings of a [`Cache`](crate::Cache). Start from [`Config::new`], [`Config::from_env`] or [`Config::load`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Config {
+    /// Bytes of all arenas together. Rounded down to whole blocks per shard; at least one block per shard.
+    pub capacity_bytes: u64,
+    /// Bytes of one block: a power of two, a multiple of the hugepage, 2 MiB to 1 GiB (64 KiB to 1 GiB with
+    /// `pages = off`). Default 16 MiB.
+    pub block_bytes: u64,
+    /// Where pages come from. Default `preferred`: explicit hugepages, else transparent ones, else 4 KiB.
+    pub pages: PagePolicy,
+    /// Whether arenas are locked in memory. Default `preferred`: a refusal is a warning.
+    pub lock: LockPolicy,
+    /// Whether arenas are registered with the shards' rings. Default `preferred`: a refusal is a warning.
+    pub register: LockPolicy,
+    /// What shards move bytes with. Default `auto`: io_uring, else epoll.
+    pub transport: TransportKind,
+    /// Number of shards (threads), 1 to 256. Default 1.
+    pub shards: usize,
+    /// Cores to pin the shards to, one per shard; empty pins shard `i` to the `i`-th core that the process
+    /// may run on, if it may run on at least that many and more than one.
+    pub cores: Vec<usize>,
+    /// Eviction policy. Default `s3fifo`.
+    pub policy: PolicyKind,
+    /// Whether fetched values stay. Default `first_miss`.
+    pub admission: Admission,
+    /// Most values that the cache can hold, over all shards. 0 (default) means one per granule of 4 KiB,
+    /// at most 1,048,576 per shard.
+    pub entries_max: u64,
+    /// Slice servers that hold the values; a key lives on one of them, chosen by rendezvous hashing. Empty:
+    /// no origin, a purely local cache.
+    pub origin: Vec<SocketAddr>,
+    /// Connections of one shard to one peer, 1 to 64; opened as needed. Default 2.
+    pub lanes_per_peer: usize,
+    /// Requests in flight on one lane, 1 to 1024. Default 16.
+    pub lane_depth: usize,
+    /// Bytes received by one operation at most, 64 KiB to 1 GiB. Default 1 MiB.
+    pub receive_bytes: u64,
+    /// Milliseconds for a connection to be made. Default 2000.
+    pub connect_timeout_ms: u64,
+    /// Milliseconds within which a peer that owes bytes must complete one receive operation (of up to
+    /// `receive_bytes`); a slower peer's lane is given up. Default 10000.
+    pub receive_timeout_ms: u64,
+    /// Milliseconds for a fill that nobody with a deadline waits for (a prefetch). Default 30000.
+    pub fill_timeout_ms: u64,
+    /// Milliseconds before the second attempt to reach a peer that refused; doubles up to
+    /// `backoff_max_ms`. Default 10.
+    pub backoff_min_ms: u64,
+    /// Longest pause between attempts, in milliseconds. Default 1000.
+    pub backoff_max_ms: u64,
+    /// Calls that may wait in one shard's request ring, 2 to 65536. Default 1024.
+    pub request_ring: usize,
+    /// Microseconds that an idle shard polls before it sleeps. Default 0: polling steals time from callers
+    /// where cores are few.
+    pub spin_us: u64,
+}
+
+impl Config {
+    /// A configuration of `capacity_bytes` with defaults for everything else, and no origin.
+    pub fn new(capacity_bytes: u64) -> Self {
+        Self {
+            capacity_bytes,
+            block_bytes: 16 << 20,
+            pages: PagePolicy::Preferred,
+            lock: LockPolicy::Preferred,
+            register: LockPolicy::Preferred,
+            shards: 1,
+            cores: Vec::new(),
+            transport: TransportKind::Auto,
+            policy: PolicyKind::S3Fifo,
+            admission: Admission::FirstMiss,
+            entries_max: 0,
+            origin: Vec::new(),
+            lanes_per_peer: 2,
+            lane_depth: 16,
+            receive_bytes: 1 << 20,
+            connect_timeout_ms: 2_000,
+            receive_timeout_ms: 10_000,
+            fill_timeout_ms: 30_000,
+            backoff_min_ms: 10,
+            backoff_max_ms: 1_000,
+            request_ring: 1024,
+            spin_us: 0,
+        }
+    }
+
+    /// Checks every setting against its limits. [`Cache::open`](crate::Cache::open) does it too.
+    pub fn check(&self) -> Result<()> {
+        range("shards", self.shards as u64, 1, 256)?;
+        range("lanes_per_peer", self.lanes_per_peer as u64, 1, 64)?;
+        range("lane_depth", self.lane_depth as u64, 1, 1024)?;
+        range("receive_bytes", self.receive_bytes, 64 << 10, 1 << 30)?;
+        for (setting, value) in [
+            ("connect_timeout_ms", self.connect_timeout_ms),
+            ("receive_timeout_ms", self.receive_timeout_ms),
+            ("fill_timeout_ms", self.fill_timeout_ms),
+            ("backoff_min_ms", self.backoff_min_ms),
+            ("backoff_max_ms", self.backoff_max_ms),
+        ] {
+            range(setting, value, 1, 86_400_000)?;
+        }
+        range("request_ring", self.request_ring as u64, 2, 65_536)?;
+        range("spin_us", self.spin_us, 0, 1_000_000)?;
+        range("entries_max", self.entries_max, 0, u64::from(u32::MAX - 1) * self.shards as u64)?;
+        if self.origin.len() > PEERS_MAX {
+            return Err(config_error("origin", self.origin.len(), format!("at most {PEERS_MAX} peers")));
+        }
+        if !self.cores.is_empty() && self.cores.len() != self.shards {
+            return Err(config_error(
+                "cores",
+                format!("{:?}", self.cores),
+                format!("empty, or one core for each of the {} shards", self.shards),
+            ));
+        }
+        if self.shard_bytes() < self.block_bytes {
+            return Err(config_error(
+                "capacity_bytes",
+                format_bytes(self.capacity_bytes),
+                format!(
+                    "at least one block of {} for each of {} shards",
+                    format_bytes(self.block_bytes),
+                    self.shards
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Bytes of one shard's arena before rounding down to whole blocks.
+    pub(crate) fn shard_bytes(&self) -> u64 {
+        self.capacity_bytes / self.shards.max(1) as u64
+    }
+
+    /// Slots of one shard.
+    pub(crate) fn shard_slots(&self, arena_bytes: u64) -> u32 {
+        let slots = match self.entries_max {
+            0 => (arena_bytes / crate::memory::GRANULE_BYTES as u64).min(SLOTS_DEFAULT_MAX),
+            n => n.div_ceil(self.shards as u64),
+        };
+        slots.clamp(1, u64::from(u32::MAX - 1)) as u32
+    }
+
+    pub(crate) fn receive_timeout(&self) -> Duration {
+        Duration::from_millis(self.receive_timeout_ms)
+    }
+}
+
+const PEERS_MAX: usize = 4096;
+const SLOTS_DEFAULT_MAX: u64 = 1 << 20;
+
+fn config_error(setting: &'static str, value: impl ToString, allowed: impl Into<String>) -> Error {
+    Error::Config { setting, value: value.to_string(), allowed: allowed.into() }
+}
+
+fn range(setting: &'static str, value: u64, min: u64, max: u64) -> Result<()> {
+    if (min..=max).contains(&value) {
+        return Ok(());
+    }
+    Err(config_error(setting, value, format!("{min} to {max}")))
+}
