@@ -314,7 +314,7 @@ impl Reactor {
         if let Some(lane) = self.lanes.get_mut(&id) {
             lane.outstanding.retain(|&other| other != fill);
             if lane.outstanding.is_empty() {
-                lane.owed_since = None;
+                (lane.owed_since, lane.suspect) = (None, false);
             }
         }
     }

@@ -101,6 +101,8 @@ pub(super) struct Lane {
     pub(super) receive: Receive,
     /// Fills whose answers this lane owes, oldest first.
     pub(super) outstanding: Vec<FillId>,
+    /// The one fill that it owes is suspected of breaking lanes; it takes no other.
+    pub(super) suspect: bool,
     pub(super) connected: bool,
     /// When the attempt to connect began.
     pub(super) opened: Instant,
@@ -147,6 +149,7 @@ impl Lane {
             state: LaneState::Connecting,
             receive: Receive::Header { got: 0 },
             outstanding: Vec::new(),
+            suspect: false,
             connected: false,
             opened: now,
             delivered: false,

@@ -230,22 +230,40 @@ impl Reactor {
                 .lanes
                 .iter()
                 .filter_map(|id| self.lanes.get(id))
-                .filter(|lane| lane.is_up() && lane.outstanding.len() < self.config.lane_depth)
+                .filter(|lane| lane.is_up() && !lane.suspect && lane.outstanding.len() < self.config.lane_depth)
                 .min_by_key(|lane| lane.outstanding.len())
                 .map(|lane| (lane.id, lane.outstanding.len()));
             if best.is_none_or(|(_, busy)| busy > 0) {
                 self.open_lane(peer_index, now);
             }
-            let Some((lane, _)) = best else { break };
-            let Some(id) = self.peers[peer_index].queue.pop_front() else { return };
+            let Some((lane, busy)) = best else { break };
+            let Some(id) = self.next_in_queue(peer_index, busy == 0) else { break };
             self.ask(lane, id, now);
         }
         self.give_up_if_shunned(peer_index, now);
     }
 
+    /// Takes the fill to be asked for next. One under which a lane has failed may be why it did: it is asked for
+    /// alone, so that it takes no other with it when it does that again.
+    fn next_in_queue(&mut self, peer_index: usize, lane_is_idle: bool) -> Option<FillId> {
+        if lane_is_idle {
+            return self.peers[peer_index].queue.pop_front();
+        }
+        let queue = &self.peers[peer_index].queue;
+        let unsuspected = |id: &FillId| self.fills.get(*id).is_none_or(|fill| fill.attempts == 0);
+        let place = queue.iter().position(unsuspected)?;
+        // A suspect's turn: one lane must fall idle for it, unless it has one already.
+        let on_trial = |id: &u64| self.lanes.get(id).is_some_and(|lane| lane.suspect);
+        if place > 0 && !self.peers[peer_index].lanes.iter().any(on_trial) {
+            return None;
+        }
+        self.peers[peer_index].queue.remove(place)
+    }
+
     fn ask(&mut self, lane: u64, id: FillId, now: Instant) {
         let (Some(lane), Some(fill)) = (self.lanes.get_mut(&lane), self.fills.get_mut(id)) else { return };
         fill.stage = Stage::Asked;
+        lane.suspect = fill.attempts > 0;
         let namespace = self.namespaces.name(fill.key.namespace);
         let encoded = lane.ask(id, now, |out| {
             wire::encode_get(

@@ -1,11 +1,11 @@
 //! Promises 1 and 10: a lying peer never makes wrong bytes a value, and never makes the cache panic.
 
 use hotslice::wire::{MAX_REASON_BYTES, Op, ResponseHeader, Status};
-use hotslice::{Cache, Error};
+use hotslice::{Cache, Error, Key};
 use hotslice_tests::content::{self, name};
 use hotslice_tests::gauges::{alone, finish};
 use hotslice_tests::origin::{Ask, FakeOrigin, Line, Then, value_header};
-use hotslice_tests::setup::{MIB, config, open_with, soon};
+use hotslice_tests::setup::{MIB, config, open, open_with, soon};
 
 /// An origin that lies about `bad` and serves other keys, and a cache in front of it.
 fn lying(lie: impl Fn(&Ask, &mut Line) -> Then + Send + Sync + 'static) -> (FakeOrigin, Cache) {
@@ -330,5 +330,58 @@ fn every_key_of_a_batch_gets_its_own_verdict() {
             }
         }
         finish(cache);
+    });
+}
+
+#[test]
+fn a_lie_about_one_key_of_a_batch_costs_that_key_alone() {
+    alone(|| {
+        let lies: [(&str, fn(&Ask, &mut Line) -> Then); 4] = [
+            ("another id", |ask, line| {
+                let mut header = value_header(ask, 1, b"x");
+                header.request_id ^= 1 << 40;
+                line.header(&header);
+                Then::GoOn
+            }),
+            ("no protocol", |_, line| {
+                line.raw(&[0x5a; 64]);
+                Then::GoOn
+            }),
+            ("a part", |ask, line| {
+                let mut header = value_header(ask, 1, &[7; 5000]);
+                header.value_len = 6000;
+                line.header(&header);
+                Then::GoOn
+            }),
+            ("an end in the middle", |ask, line| {
+                line.header(&value_header(ask, 1, &[7; 5000]));
+                line.raw(&[7; 100]);
+                Then::Close
+            }),
+        ];
+        for (lie, tell) in lies {
+            let origin = FakeOrigin::start(move |ask, line| {
+                if ask.key == b"bad" {
+                    return tell(ask, line);
+                }
+                line.answer_by_name(ask);
+                Then::GoOn
+            });
+            let cache = open(8 * MIB, origin.address());
+            let names: Vec<String> = (0..24).map(|i| name(1000 + i, i)).collect();
+            let mut keys: Vec<Key<'_>> = names.iter().map(Key::from).collect();
+            keys.insert(7, "bad".into());
+            for (i, result) in cache.get_batch(&keys, soon()).into_iter().enumerate() {
+                match result {
+                    Ok(Some(lease)) if i != 7 => {
+                        let key = keys[i].bytes();
+                        content::check_lease(key, 1, content::named_len(key).unwrap(), &lease);
+                    }
+                    Err(_) if i == 7 => {}
+                    other => panic!("{lie}: position {i}: {other:?}"),
+                }
+            }
+            finish(cache);
+        }
     });
 }
