@@ -44,7 +44,7 @@ pub fn run(args: ConfigArgs) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let mut table = Table::new();
-    table.load_preset(presets::ASCII_MARKDOWN).set_header(["setting", "value", "from"]);
+    table.load_style(presets::ASCII_MARKDOWN).set_header(["setting", "value", "from"]);
     for setting in &loaded.settings {
         table.add_row([setting.name, &setting.value, &setting.source.to_string()]);
     }
