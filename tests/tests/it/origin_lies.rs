@@ -336,7 +336,8 @@ fn every_key_of_a_batch_gets_its_own_verdict() {
 #[test]
 fn a_lie_about_one_key_of_a_batch_costs_that_key_alone() {
     alone(|| {
-        let lies: [(&str, fn(&Ask, &mut Line) -> Then); 4] = [
+        type Lie = fn(&Ask, &mut Line) -> Then;
+        let lies: [(&str, Lie); 4] = [
             ("another id", |ask, line| {
                 let mut header = value_header(ask, 1, b"x");
                 header.request_id ^= 1 << 40;
