@@ -25,10 +25,21 @@ impl Bell {
     /// Any thread, after it put something where the sleeper looks. A system call only if that one sleeps.
     pub(crate) fn ring(&self) {
         if self.doorbell.ring() {
-            let one = 1u64;
-            // SAFETY: writes eight bytes from a local. It cannot block: the counter is read on every wake-up
-            // and would have to reach 2^64 - 1.
-            unsafe { libc::write(self.event.as_raw_fd(), (&raw const one).cast(), 8) };
+            self.wake();
+        }
+    }
+
+    fn wake(&self) {
+        let one = 1u64;
+        // SAFETY: writes eight bytes from a local. It cannot block: the counter is read on every wake-up and would
+        // have to reach 2^64 - 1.
+        unsafe { libc::write(self.event.as_raw_fd(), (&raw const one).cast(), 8) };
+    }
+
+    /// [`Bell::ring`], remembered until it is taken; see [`Doorbell::nudge`].
+    pub(crate) fn nudge(&self) {
+        if self.doorbell.nudge() {
+            self.wake();
         }
     }
 

@@ -28,6 +28,8 @@ pub struct Stats {
     pub fills_published: u64,
     /// Fills for which the origin said that it has no such key.
     pub fills_absent: u64,
+    /// Misses answered at once, because the origin said a moment ago that it has no such key.
+    pub absent_hits: u64,
     /// Fills that failed.
     pub fills_failed: u64,
     /// Fills whose value was thrown away because the key was invalidated or put meanwhile, or nobody waited.
@@ -97,6 +99,7 @@ shard_counters!(
     fills,
     fills_published,
     fills_absent,
+    absent_hits,
     fills_failed,
     fills_discarded,
     fills_in_flight,

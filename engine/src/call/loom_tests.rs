@@ -140,6 +140,34 @@ fn a_told_owner_misses_nothing() {
     });
 }
 
+/// A nudge is not lost between the consumer's look around and its sleep: what the producer did is seen by the look
+/// that follows the taking of the nudge, or the sleeper is rung.
+#[test]
+fn doorbell_loses_no_nudge() {
+    loom::model(|| {
+        let bell = Arc::new(Doorbell::new());
+        let pin_is_gone = Arc::new(crate::sync::AtomicBool::new(false));
+        let producer = {
+            let (bell, pin_is_gone) = (bell.clone(), pin_is_gone.clone());
+            thread::spawn(move || {
+                pin_is_gone.store(true, Ordering::Relaxed);
+                bell.nudge()
+            })
+        };
+        bell.take_nudge();
+        let mut seen = pin_is_gone.load(Ordering::Relaxed);
+        bell.going_to_sleep();
+        let slept = !bell.is_nudged();
+        if !slept {
+            bell.awake();
+            bell.take_nudge();
+            seen |= pin_is_gone.load(Ordering::Relaxed);
+        }
+        let rang = producer.join().unwrap();
+        assert!(seen || (slept && rang), "asleep, and nobody tells that the pin is gone");
+    });
+}
+
 /// A producer of a full queue gets the place that the consumer makes.
 #[test]
 fn space_loses_no_wake_up() {

@@ -134,6 +134,9 @@ pub struct Config {
     pub receive_timeout_ms: u64,
     /// Milliseconds for a fill that nobody with a deadline waits for (a prefetch). Default 30000.
     pub fill_timeout_ms: u64,
+    /// Milliseconds for which the origin's word that it has no such key is good, 0 to 60,000; 0 asks every time.
+    /// A put or an invalidation through this cache ends it at once. Default 100.
+    pub absent_ttl_ms: u64,
     /// Milliseconds before the second attempt to reach a peer that refused; doubles up to
     /// `backoff_max_ms`. Default 10.
     pub backoff_min_ms: u64,
@@ -168,6 +171,7 @@ impl Config {
             connect_timeout_ms: 2_000,
             receive_timeout_ms: 10_000,
             fill_timeout_ms: 30_000,
+            absent_ttl_ms: 100,
             backoff_min_ms: 10,
             backoff_max_ms: 1_000,
             request_ring: 1024,
@@ -190,6 +194,7 @@ impl Config {
         ] {
             range(setting, value, 1, 86_400_000)?;
         }
+        range("absent_ttl_ms", self.absent_ttl_ms, 0, 60_000)?;
         range("request_ring", self.request_ring as u64, 2, 65_536)?;
         range("spin_us", self.spin_us, 0, 1_000_000)?;
         range("entries_max", self.entries_max, 0, u64::from(u32::MAX - 1) * self.shards as u64)?;

@@ -66,6 +66,8 @@ settings! {
         |c, n, v| set(&mut c.receive_timeout_ms, word(n, v, MS)), |c| c.receive_timeout_ms.to_string();
     "fill_timeout_ms", "HOTSLICE_FILL_TIMEOUT_MS",
         |c, n, v| set(&mut c.fill_timeout_ms, word(n, v, MS)), |c| c.fill_timeout_ms.to_string();
+    "absent_ttl_ms", "HOTSLICE_ABSENT_TTL_MS",
+        |c, n, v| set(&mut c.absent_ttl_ms, word(n, v, "0 to 60000 milliseconds")), |c| c.absent_ttl_ms.to_string();
     "backoff_min_ms", "HOTSLICE_BACKOFF_MIN_MS",
         |c, n, v| set(&mut c.backoff_min_ms, word(n, v, MS)), |c| c.backoff_min_ms.to_string();
     "backoff_max_ms", "HOTSLICE_BACKOFF_MAX_MS",

@@ -140,6 +140,9 @@ impl Reactor {
                 // Counted before anybody is told. A fill that is no longer live was counted when it died.
                 self.counters().fills_absent.add(u64::from(fill.live));
                 self.count_fills();
+                if fill.live {
+                    self.absent.remember(fill.hash, fill.key.clone(), Instant::now());
+                }
                 fill.answer_absent();
             }
         } else if let Some(peer) = self.lanes.get(&lane).map(|lane| self.peers[lane.peer].address) {

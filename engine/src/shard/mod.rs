@@ -15,6 +15,7 @@
 //! | `ring` | io_uring, the only file that names it |
 //! | `reactor`, `arrivals` | the loop, and what completions mean |
 
+mod absent;
 mod arrivals;
 mod fills;
 mod lane;
@@ -194,7 +195,7 @@ fn set_up(
     let slots = config.shard_slots(arena.bytes() as u64);
     let bell = Arc::new(Bell::new()?);
     let wake = bell.clone();
-    let (table, writer) = Table::new(slots, Box::new(move || wake.ring()));
+    let (table, writer) = Table::new(slots, Box::new(move || wake.nudge()));
     let extents = ExtentAllocator::new(arena.block_count() as u32, arena.granules_per_block());
     let policy = policy::build(config.policy, slots, u64::from(extents.total_granules()));
     let report = ShardReport {

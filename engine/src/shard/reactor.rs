@@ -1,5 +1,6 @@
 //! The shard's loop: requests in, operations out, sleep. Answers from peers are in `arrivals`.
 
+use super::absent::Absent;
 use super::fills::{Fill, FillId, Fills, Stage};
 use super::lane::Lane;
 use super::peers::{self, Peer};
@@ -34,6 +35,7 @@ pub(super) struct Reactor {
     pub(super) config: Arc<Config>,
     pub(super) store: Store,
     pub(super) fills: Fills,
+    pub(super) absent: Absent,
     pub(super) peers: Vec<Peer>,
     pub(super) lanes: HashMap<u64, Lane>,
     pub(super) starving: VecDeque<Starving>,
@@ -57,6 +59,7 @@ impl Reactor {
     ) -> Self {
         Self {
             peers: config.origin.iter().map(|&address| Peer::new(address)).collect(),
+            absent: Absent::new(Duration::from_millis(config.absent_ttl_ms)),
             shared,
             config,
             store,
@@ -83,6 +86,8 @@ impl Reactor {
         loop {
             self.take_requests();
             self.take_dropped_reservations();
+            // Before looking for what it was about: a pin that goes from here on nudges anew.
+            self.shared.bell.doorbell().take_nudge();
             // Also when nobody wants room: the gauges tell what is in use.
             self.store.reclaim(&self.shared.counters);
             self.feed_starving();
@@ -188,7 +193,9 @@ impl Reactor {
             }
             return;
         }
-        if self.peers.is_empty() {
+        let known_absent = self.absent.contains(hash, key.borrow(), Instant::now());
+        self.counters().absent_hits.add(u64::from(known_absent));
+        if self.peers.is_empty() || known_absent {
             if let Some(waiter) = waiter {
                 waiter.answer(Answer::Value(Ok(None)));
             }
@@ -377,6 +384,7 @@ impl Reactor {
     fn commit(&mut self, reservation: Reservation, crc32c: u32, waiter: Waiter) {
         let Some((hash, key, room, len)) = self.store.take_back(reservation.commit()) else { return };
         let fill = self.fills.find(hash, key.borrow());
+        self.absent.forget(hash);
         let value = Value { key, extents: room.extents, len, version: 0, crc32c };
         let keep = self.config.admission == Admission::FirstMiss;
         let _ = self.store.publish(room.slot, hash, value, 0, keep, &self.shared.counters);
@@ -409,6 +417,7 @@ impl Reactor {
 
     fn invalidate(&mut self, scope: &Scope, waiter: Waiter) {
         let count = self.store.invalidate(scope, &self.shared.counters);
+        self.absent.invalidate(scope);
         let fills: Vec<FillId> = match scope {
             Scope::Key(hash, key) => self.fills.find(*hash, key.borrow()).into_iter().collect(),
             _ => {

@@ -121,7 +121,7 @@ impl Shared {
 
     /// Shard: something waits to be looked at.
     pub(crate) fn has_news(&self) -> bool {
-        !self.requests.is_empty() || !self.dropped_reservations.is_empty()
+        !self.requests.is_empty() || !self.dropped_reservations.is_empty() || self.bell.doorbell().is_nudged()
     }
 
     /// From now on requests are refused; those in the ring are dropped, which answers their callers.

@@ -310,3 +310,29 @@ fn fragments_are_used_up_to_the_last_granule() {
         finish(cache);
     });
 }
+
+#[test]
+fn a_pin_that_goes_while_the_shard_lies_down_is_not_missed() {
+    alone(|| {
+        let cache = open_local(4 * MIB);
+        for round in 0..400 {
+            let mut leases = pin_all(&cache, 4);
+            let before = cache.stats().starvations;
+            std::thread::scope(|scope| {
+                let waiter = scope.spawn(|| cache.put("new", &[1; 100], soon()));
+                // The moment between the shard's last look and its sleep is short: no pause before the release.
+                while cache.stats().starvations == before {
+                    std::hint::spin_loop();
+                }
+                for _ in 0..round % 80 * 10 {
+                    std::hint::spin_loop();
+                }
+                drop(leases.pop());
+                waiter.join().unwrap().unwrap();
+            });
+            drop(leases);
+            cache.invalidate(hotslice::Invalidate::All, soon()).unwrap();
+        }
+        finish(cache);
+    });
+}

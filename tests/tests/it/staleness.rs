@@ -4,7 +4,7 @@ use hotslice::{Cache, Invalidate, Namespace};
 use hotslice_tests::content;
 use hotslice_tests::gauges::{alone, finish};
 use hotslice_tests::origin::{FakeOrigin, Then, value_header};
-use hotslice_tests::setup::{MIB, open, soon};
+use hotslice_tests::setup::{MIB, config, open, open_with, soon};
 use hotslice_tests::sync::{Gate, eventually};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -183,6 +183,42 @@ fn reads_after_an_invalidation_never_go_back() {
             let lease = cache.get(&key, soon()).unwrap().unwrap();
             assert_eq!(version_of(key.as_bytes(), &lease), ROUNDS);
         }
+        finish(cache);
+    });
+}
+
+#[test]
+fn absence_is_believed_for_a_moment_and_ends_with_a_put_or_an_invalidation() {
+    alone(|| {
+        let here = Arc::new(AtomicBool::new(false));
+        let shown = here.clone();
+        let origin = FakeOrigin::start(move |ask, line| {
+            if shown.load(Ordering::SeqCst) {
+                line.content(ask, 1, 100)
+            } else {
+                line.absent(ask)
+            }
+            Then::GoOn
+        });
+        let mut config = config(8 * MIB, &[origin.address()]);
+        config.absent_ttl_ms = 60_000;
+        let cache = open_with(config);
+        for _ in 0..5 {
+            for key in ["a", "b", "c"] {
+                assert!(cache.get(key, soon()).unwrap().is_none());
+            }
+        }
+        let stats = cache.stats();
+        assert_eq!((origin.requests(), stats.fills_absent, stats.absent_hits), (3, 3, 12));
+        here.store(true, Ordering::SeqCst);
+        assert!(cache.get("a", soon()).unwrap().is_none(), "the origin's word is good for a minute here");
+        cache.invalidate(Invalidate::Key("a".into()), soon()).unwrap();
+        content::check_lease(b"a", 1, 100, &cache.get("a", soon()).unwrap().unwrap());
+        cache.put("b", b"mine", soon()).unwrap();
+        assert_eq!(cache.get("b", soon()).unwrap().unwrap().as_slice(), Some(&b"mine"[..]));
+        cache.invalidate(Invalidate::All, soon()).unwrap();
+        content::check_lease(b"c", 1, 100, &cache.get("c", soon()).unwrap().unwrap());
+        content::check_lease(b"b", 1, 100, &cache.get("b", soon()).unwrap().unwrap());
         finish(cache);
     });
 }
