@@ -185,5 +185,11 @@ impl From<crate::memory::MemoryError> for Error {
 
 /// The error of a system call that just failed on this thread.
 pub(crate) fn system(what: &str) -> Error {
-    Error::System { what: what.to_owned(), reason: std::io::Error::last_os_error().to_string().into() }
+    let error = std::io::Error::last_os_error();
+    let hint = match error.raw_os_error() {
+        Some(libc::EMFILE) => ": raise RLIMIT_NOFILE (ulimit -n, LimitNOFILE=)",
+        Some(libc::ENFILE) => ": raise fs.file-max",
+        _ => "",
+    };
+    Error::System { what: what.to_owned(), reason: format!("{error}{hint}").into() }
 }

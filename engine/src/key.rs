@@ -9,9 +9,9 @@ pub const KEY_BYTES_MAX: usize = crate::wire::MAX_KEY_BYTES;
 /// Longest name of a namespace in bytes. The empty name is the default namespace.
 pub const NAMESPACE_BYTES_MAX: usize = crate::wire::MAX_NAMESPACE_BYTES;
 
-/// A namespace of one cache: a tenant, a model, a layout. Keys of different namespaces never meet.
+/// A namespace: a tenant, a model, a layout. Keys of different namespaces never meet.
 ///
-/// Got from [`Cache::namespace`](crate::Cache::namespace); meaningful for that cache only.
+/// Got from [`Cache::namespace`](crate::Cache::namespace); stands for its name in every cache of the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Namespace(pub(crate) u32);
 

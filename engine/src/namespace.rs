@@ -1,15 +1,17 @@
-//! The names of a cache's namespaces.
+//! The names of namespaces. One list for the whole process, so that a number means the same name in every cache.
 
 use crate::key::{NAMESPACE_BYTES_MAX, Namespace};
 use crate::{Error, Result};
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 
-/// Namespaces that one cache can have. They are never forgotten, so the number is bounded.
+/// Namespaces that one process can have. They are never forgotten, so the number is bounded.
 const NAMESPACES_MAX: usize = 65_536;
 
 /// Numbers for names. Not on the way of a hit: keys carry the number.
 pub(crate) struct Namespaces(RwLock<Names>);
+
+static NAMESPACES: LazyLock<Namespaces> = LazyLock::new(Namespaces::new);
 
 struct Names {
     by_number: Vec<Arc<str>>,
@@ -17,7 +19,12 @@ struct Names {
 }
 
 impl Namespaces {
-    pub(crate) fn new() -> Self {
+    /// Those of this process.
+    pub(crate) fn of_process() -> &'static Self {
+        &NAMESPACES
+    }
+
+    fn new() -> Self {
         let empty: Arc<str> = "".into();
         Self(RwLock::new(Names { by_number: vec![empty.clone()], numbers: HashMap::from([(empty, 0)]) }))
     }
@@ -44,7 +51,7 @@ impl Namespaces {
         if names.by_number.len() == NAMESPACES_MAX {
             return Err(Error::Namespace {
                 name: name.to_owned(),
-                allowed: format!("a cache has at most {NAMESPACES_MAX} namespaces"),
+                allowed: format!("a process has at most {NAMESPACES_MAX} namespaces"),
             });
         }
         let number = names.by_number.len() as u32;
@@ -54,9 +61,10 @@ impl Namespaces {
         Ok(Namespace(number))
     }
 
-    /// The name of a namespace; empty for one of another cache.
+    /// The name of a namespace.
     pub(crate) fn name(&self, namespace: Namespace) -> Arc<str> {
         let names = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        names.by_number.get(namespace.0 as usize).cloned().unwrap_or_else(|| "".into())
+        // Numbers are given out by `get` alone, and names are never forgotten.
+        names.by_number[namespace.0 as usize].clone()
     }
 }

@@ -5,6 +5,7 @@
 //! `HOTSLICE_PANIC`); outputs are written only on success; a null pointer where one is not allowed is
 //! `HOTSLICE_INVALID_ARGUMENT`. The calls that take a deadline block until it at the longest.
 
+use hotslice::memory::MemoryError;
 use hotslice::{Cache, Config, Error, Invalidate, Key};
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
@@ -58,6 +59,9 @@ fn status_of(error: &Error) -> HotsliceStatus {
         | Error::KeyLength { .. }
         | Error::Namespace { .. }
         | Error::RangeOutside { .. } => HotsliceStatus::InvalidArgument,
+        Error::Memory(error) if matches!(**error, MemoryError::Config { .. }) => {
+            HotsliceStatus::InvalidArgument
+        }
         Error::BufferTooSmall { .. } => HotsliceStatus::BufferTooSmall,
         Error::DeadlinePassed { .. } => HotsliceStatus::DeadlinePassed,
         Error::PeerUnavailable { .. }
@@ -194,7 +198,10 @@ pub unsafe extern "C" fn hotslice_get_into(
         };
         let (len, status) = match cache.get_into(Key::from(key), buffer, after(deadline_ms)) {
             Ok(Some(len)) => (len, HotsliceStatus::Ok),
-            Ok(None) => return Ok(HotsliceStatus::Absent),
+            Ok(None) => {
+                note("");
+                return Ok(HotsliceStatus::Absent);
+            }
             Err(error @ Error::BufferTooSmall { value_bytes, .. }) => (value_bytes, status_of(&error)),
             Err(error) => return Err(status_of(&error)),
         };

@@ -7,7 +7,6 @@ use crate::config::Config;
 use crate::deadline::Deadline;
 use crate::fork::ForkGuard;
 use crate::key::{Key, KeyHasher};
-use crate::namespace::Namespaces;
 use crate::shard::request::{Answer, Fetch, Request, Reservation, Scope, Waiter};
 use crate::shard::{Lease, Shared};
 use crate::{Error, Result};
@@ -21,7 +20,6 @@ const LOOKAHEAD: usize = 8;
 /// fail with [`Error::ShutDown`].
 pub(crate) struct Core {
     pub(super) shards: Vec<Arc<Shared>>,
-    pub(super) namespaces: Arc<Namespaces>,
     pub(super) config: Arc<Config>,
     pub(super) fork: ForkGuard,
     hasher: KeyHasher,
@@ -65,11 +63,10 @@ pub(crate) enum Entry {
 impl Core {
     pub(super) fn new(
         shards: Vec<Arc<Shared>>,
-        namespaces: Arc<Namespaces>,
         config: Arc<Config>,
         fork: ForkGuard,
     ) -> Self {
-        Self { shards, namespaces, config, fork, hasher: KeyHasher::new() }
+        Self { shards, config, fork, hasher: KeyHasher::new() }
     }
 
     pub(crate) fn check_fork(&self) -> Result<()> {

@@ -50,13 +50,13 @@ impl Cache {
     pub fn open(config: Config) -> Result<Self> {
         config.check()?;
         let fork = ForkGuard::new();
-        let (config, namespaces) = (Arc::new(config), Arc::new(Namespaces::new()));
-        let running = shard::start(&config, &namespaces)?;
+        let config = Arc::new(config);
+        let running = shard::start(&config)?;
         // Once per process: which way to copy is fastest here. Until it is known, large copies are libc's.
         crate::memory::copy::calibrate();
         let shards = running.iter().map(|shard| shard.shared.clone()).collect();
         Ok(Self {
-            core: Arc::new(Core::new(shards, namespaces, config, fork)),
+            core: Arc::new(Core::new(shards, config, fork)),
             reports: running.iter().map(|shard| shard.report.clone()).collect(),
             running: Mutex::new(running),
         })
@@ -64,7 +64,7 @@ impl Cache {
 
     /// The namespace of this name, for use in keys. The empty name is [`Namespace::DEFAULT`].
     pub fn namespace(&self, name: &str) -> Result<Namespace> {
-        self.core.namespaces.get(name)
+        Namespaces::of_process().get(name)
     }
 
     /// The configuration that the cache was opened with.

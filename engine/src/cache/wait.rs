@@ -22,7 +22,9 @@ pub(crate) struct Pending {
 impl Pending {
     /// Waits for all positions and hands each answer over as it comes; `None` for those that did not come in time.
     pub(super) fn finish(self, mut each: impl FnMut(usize, Option<Answer>)) {
-        let last_word = self.deadline.instant() + LAST_WORD;
+        // A moment so far away that nothing can be added to it needs no more.
+        let end = self.deadline.instant();
+        let last_word = end.checked_add(LAST_WORD).unwrap_or(end);
         let mut waiting = vec![true; self.len];
         let mut left = self.len;
         while left > 0 {

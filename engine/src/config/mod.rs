@@ -115,8 +115,8 @@ pub struct Config {
     pub policy: PolicyKind,
     /// Whether fetched values stay. Default `first_miss`.
     pub admission: Admission,
-    /// Most values that the cache can hold, over all shards. 0 (default) means one per granule of 4 KiB,
-    /// at most 1,048,576 per shard.
+    /// Most values that the cache can hold, over all shards; never more than one per granule of 4 KiB. 0 (default)
+    /// means that many, at most 1,048,576 per shard.
     pub entries_max: u64,
     /// Slice servers that hold the values; a key lives on one of them, chosen by rendezvous hashing. Empty:
     /// no origin, a purely local cache.
@@ -194,6 +194,16 @@ impl Config {
         ] {
             range(setting, value, 1, 86_400_000)?;
         }
+        if self.backoff_max_ms < self.backoff_min_ms {
+            return Err(config_error(
+                "backoff_max_ms",
+                self.backoff_max_ms,
+                format!("at least backoff_min_ms, which is {}", self.backoff_min_ms),
+            ));
+        }
+        if let Some(peer) = self.origin.iter().find(|peer| peer.port() == 0) {
+            return Err(config_error("origin", peer, "a port from 1 to 65535"));
+        }
         range("absent_ttl_ms", self.absent_ttl_ms, 0, 60_000)?;
         range("request_ring", self.request_ring as u64, 2, 65_536)?;
         range("spin_us", self.spin_us, 0, 1_000_000)?;
@@ -229,9 +239,10 @@ impl Config {
 
     /// Slots of one shard.
     pub(crate) fn shard_slots(&self, arena_bytes: u64) -> u32 {
+        let granules = arena_bytes / crate::memory::GRANULE_BYTES as u64;
         let slots = match self.entries_max {
-            0 => (arena_bytes / crate::memory::GRANULE_BYTES as u64).min(SLOTS_DEFAULT_MAX),
-            n => n.div_ceil(self.shards as u64),
+            0 => granules.min(SLOTS_DEFAULT_MAX),
+            n => n.div_ceil(self.shards as u64).min(granules),
         };
         slots.clamp(1, u64::from(u32::MAX - 1)) as u32
     }

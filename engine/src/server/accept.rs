@@ -29,7 +29,7 @@ const SWEEP_PERIOD_MAX: Duration = Duration::from_secs(1);
 /// What all tasks of one server share.
 pub(super) struct Shared {
     pub(super) store: Store,
-    config: ServerConfig,
+    pub(super) config: ServerConfig,
     stats: RefCell<ServerStats>,
     connections: RefCell<HashMap<u64, Rc<Connection>>>,
     next_connection: Cell<u64>,

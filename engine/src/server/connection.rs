@@ -10,6 +10,9 @@ use tokio_uring::net::TcpStream;
 
 use super::value::SendPiece;
 
+/// Slowest speed at which a value may arrive once the stall timeout has passed.
+const VALUE_BYTES_PER_S_MIN: u64 = 1 << 20;
+
 /// Heap bytes of answers (lookups above all) that may wait on one connection; more hold back its requests.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
@@ -34,6 +37,8 @@ pub(super) struct Connection {
     /// The sockets are shut down: nothing more can be sent.
     closed: Cell<bool>,
     /// In the middle of a request.
+    /// By when the value that is arriving must be there.
+    value_due: Cell<Option<Instant>>,
     pub(super) mid_request: Cell<bool>,
     last_received: Cell<Instant>,
     /// Last time that bytes were sent or that sending became due.
@@ -57,9 +62,17 @@ impl Connection {
             mid_request: Cell::new(false),
             last_received: Cell::new(now),
             last_sent: Cell::new(now),
+            value_due: Cell::new(None),
             wake_writer: Notify::new(),
             wake_reader: Notify::new(),
         }
+    }
+
+    /// A value begins to arrive, or is over (`None`). From now on it holds memory that others may want: it may take
+    /// as long as a stall, and beyond that must come at a certain speed.
+    pub(super) fn value_arrives(&self, value_bytes: Option<u64>, stall: Duration) {
+        let due = |bytes: u64| Instant::now() + stall + Duration::from_secs(bytes / VALUE_BYTES_PER_S_MIN);
+        self.value_due.set(value_bytes.map(due));
     }
 
     /// Queues an answer. Never blocks: readers call [`Connection::room`] before they take the next request.
@@ -152,6 +165,9 @@ impl Connection {
 
     /// Whether it has been without progress for too long.
     pub(super) fn overdue(&self, now: Instant, idle: Duration, stall: Duration) -> bool {
+        if self.value_due.get().is_some_and(|due| now >= due) {
+            return true;
+        }
         let receiving = now.duration_since(self.last_received.get());
         let sending = now.duration_since(self.last_sent.get());
         if self.outstanding.get() > 0 {

@@ -124,6 +124,24 @@ fn who_does_not_fetch_answers_holds_up_nobody_else_and_is_cut_off() {
 }
 
 #[test]
+fn who_trickles_a_large_value_does_not_keep_its_memory() {
+    let limits = ServerConfig { stall_timeout: Duration::from_millis(300), ..config(1 << 20) };
+    let (server, mut client) = start_with(limits);
+    let mut slow = raw(&server);
+    let mut put = Vec::new();
+    wire::encode_put_head(&mut put, 2, b"", b"k", 1 << 20, 0).unwrap();
+    slow.write_all(&put).unwrap();
+    until(&mut client, "taking the value's memory", |stats| stats.used_bytes == 1 << 20);
+    // Always in time for the stall timeout, until the server has had enough.
+    while slow.write_all(&[0]).is_ok() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let after = until(&mut client, "giving it back", |stats| stats.used_bytes == 0);
+    assert_eq!(after.connections_timed_out, 1);
+    client.put(b"", b"other", &content(1, 1 << 20)).unwrap();
+}
+
+#[test]
 fn stalled_and_idle_connections_are_ended() {
     let limits = ServerConfig {
         stall_timeout: Duration::from_millis(50),

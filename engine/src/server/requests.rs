@@ -109,7 +109,10 @@ fn serve_event(shared: &Shared, connection: &Connection, arriving: &mut Arriving
             connection.answer(Answer::lookup(request_id, lookup.len(), entries));
         }
         RequestEvent::PutStart { request_id, put } => match shared.store.begin_put(&put) {
-            Ok(pending) => *arriving = Arriving::Value(pending),
+            Ok(pending) => {
+                connection.value_arrives(Some(put.value_len), shared.config.stall_timeout);
+                *arriving = Arriving::Value(pending);
+            }
             Err(refusal) => {
                 // The bytes still come, and are dropped; who sends them need not wait to be told.
                 *arriving = Arriving::Nothing;
@@ -125,6 +128,7 @@ fn serve_event(shared: &Shared, connection: &Connection, arriving: &mut Arriving
             let Arriving::Value(put) = std::mem::replace(arriving, Arriving::Nothing) else {
                 return;
             };
+            connection.value_arrives(None, shared.config.stall_timeout);
             connection.answer(match shared.store.finish_put(put) {
                 Ok(value) => {
                     shared.count(|stats| stats.puts += 1);

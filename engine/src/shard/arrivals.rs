@@ -1,7 +1,7 @@
 //! What completions mean: connections made and lost, answers, values.
 
 use super::fills::{FillId, Stage};
-use super::lane::{Arrived, Body, LaneState, Receive};
+use super::lane::{Arrived, Body, Lane, LaneState, Receive};
 use super::reactor::{Reactor, Starving};
 use super::request::Answer;
 use super::transport::{LaneOp, Token};
@@ -109,7 +109,12 @@ impl Reactor {
         let fill_id: FillId = header.request_id;
         if !lane.outstanding.contains(&fill_id) {
             if header.status != Status::Ok && header.request_id == 0 {
-                return Err(format!("the peer refused the connection: {}", header.status));
+                let reason = format!("the peer refused the connection: {}", header.status);
+                if header.status != Status::Busy {
+                    return Err(reason);
+                }
+                self.break_lane(id, reason);
+                return Ok(());
             }
             return Err(format!("answer to request {fill_id}, which is not outstanding"));
         }
@@ -420,14 +425,27 @@ impl Reactor {
         }
         match stage {
             Stage::Queued => self.fail_fill(id, &error),
-            // Whoever asks next is glad of it. If the peer stalls, the lane's own limit ends it.
-            Stage::Receiving => {}
+            Stage::Receiving => self.receive_for_nobody(id, now),
             // The lane ends it when the peer's answer comes.
             Stage::Asked => self.forsake(id),
             Stage::NoRoom => {
                 self.forsake(id);
                 self.wake_paused(id);
             }
+        }
+    }
+
+    /// Nobody waits any longer for a value that is arriving. Whoever asks next is glad of it, unless it comes so slowly
+    /// that it would keep the lane from others for longer than a silent peer may.
+    fn receive_for_nobody(&mut self, id: FillId, now: Instant) {
+        let receives = |lane: &&Lane| matches!(&lane.receive, Receive::Body(body) if body.header.request_id == id);
+        let Some(lane) = self.lanes.values().find(receives) else { return };
+        let Receive::Body(body) = &lane.receive else { return };
+        let left = body.time_left(now);
+        if left.is_none_or(|left| left > self.config.receive_timeout()) {
+            let id = lane.id;
+            let reason = format!("too slow to wait for, {}", lane.progress());
+            self.break_lane(id, reason);
         }
     }
 

@@ -20,7 +20,7 @@ use crate::Error;
 use crate::memory::{Arena, GRANULE_BYTES};
 use crate::wire::{RESPONSE_HEADER_BYTES, ResponseHeader};
 use std::os::fd::{FromRawFd, OwnedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Bytes thrown away per operation.
 const DISCARD_BYTES: usize = 256 << 10;
@@ -40,11 +40,15 @@ pub(super) enum Receive {
     Discard { left: u64 },
 }
 
+/// Silence after which a lane is given no more work while there may be another.
+const STALLED: Duration = Duration::from_millis(200);
+
 /// A value arriving in its extents.
 pub(super) struct Body {
     pub(super) header: ResponseHeader,
     pub(super) room: Room,
     pub(super) received: u64,
+    started: Instant,
     pub(super) crc: u32,
     /// The extent being filled and the bytes already in it.
     extent: usize,
@@ -53,7 +57,13 @@ pub(super) struct Body {
 
 impl Body {
     pub(super) fn new(header: ResponseHeader, room: Room) -> Self {
-        Self { header, room, received: 0, crc: 0, extent: 0, filled: 0 }
+        Self { header, room, received: 0, started: Instant::now(), crc: 0, extent: 0, filled: 0 }
+    }
+
+    /// How long the rest will take at the speed so far; `None` if nothing has come yet.
+    pub(super) fn time_left(&self, now: Instant) -> Option<Duration> {
+        let per_byte = now.saturating_duration_since(self.started).as_secs_f64() / self.received as f64;
+        Duration::try_from_secs_f64(per_byte * (self.header.body_len - self.received) as f64).ok()
     }
 
     /// Where the next bytes go, and how many at most.
@@ -177,6 +187,11 @@ impl Lane {
 
     pub(super) fn is_up(&self) -> bool {
         matches!(self.state, LaneState::Up)
+    }
+
+    /// True if its peer has owed bytes for longer than a healthy one lets wait.
+    pub(super) fn is_stalled(&self, now: Instant) -> bool {
+        self.owed_since.is_some_and(|since| now.saturating_duration_since(since) > STALLED)
     }
 
     /// True when the kernel holds nothing of this lane's.

@@ -37,7 +37,6 @@ use crate::bell::Bell;
 use crate::config::Config;
 use crate::fork::ForkGuard;
 use crate::memory::{Arena, ArenaConfig, ArenaReport, ExtentAllocator, LockPolicy};
-use crate::namespace::Namespaces;
 use crate::table::Table;
 use crate::{Error, Result, policy};
 use reactor::Reactor;
@@ -75,18 +74,18 @@ type Ready = Result<(Arc<Shared>, ShardReport)>;
 
 /// Starts all shards at once, each populating its own arena on its own core, and waits until all are ready.
 /// If one cannot start, those that did are ended again.
-pub(crate) fn start(config: &Arc<Config>, namespaces: &Arc<Namespaces>) -> Result<Vec<Shard>> {
+pub(crate) fn start(config: &Arc<Config>) -> Result<Vec<Shard>> {
     let cores = choose_cores(config)?;
     let mut starting = Vec::new();
     for (index, core) in cores.into_iter().enumerate() {
         let (ready, is_ready) = mpsc::sync_channel::<Ready>(1);
-        let (config, namespaces) = (config.clone(), namespaces.clone());
+        let config = config.clone();
         let thread = std::thread::Builder::new()
             .name(format!("hotslice-{index}"))
-            .spawn(move || run(index, core, &config, namespaces, &ready))
+            .spawn(move || run(index, core, &config, &ready))
             .map_err(|error| Error::ShardStart {
                 shard: index,
-                reason: format!("cannot start a thread: {error}").into(),
+                reason: format!("cannot start a thread: {error} (limits: ulimit -u, TasksMax=, pids.max)").into(),
             });
         starting.push(thread.map(|thread| (thread, is_ready)));
     }
@@ -128,10 +127,9 @@ fn run(
     index: usize,
     core: Option<usize>,
     config: &Arc<Config>,
-    namespaces: Arc<Namespaces>,
     ready: &mpsc::SyncSender<Ready>,
 ) {
-    let mut reactor = match set_up(index, core, config, namespaces) {
+    let mut reactor = match set_up(index, core, config) {
         Err(error) => {
             let _ = ready.send(Err(error));
             return;
@@ -160,7 +158,6 @@ fn set_up(
     index: usize,
     core: Option<usize>,
     config: &Arc<Config>,
-    namespaces: Arc<Namespaces>,
 ) -> Result<(Reactor, ShardReport)> {
     let started = std::time::Instant::now();
     let failed = |reason: String| Error::ShardStart { shard: index, reason: reason.into() };
@@ -210,7 +207,7 @@ fn set_up(
     let shared = Arc::new(Shared::new(index, table, slots, arena, bell, config.request_ring, fork));
     shared.counters.arena_bytes.set(shared.arena.bytes() as u64);
     let store = Store::new(writer, extents, policy);
-    Ok((Reactor::new(shared, config.clone(), namespaces, store, transport), report))
+    Ok((Reactor::new(shared, config.clone(), store, transport), report))
 }
 
 /// One core per shard, or none where pinning would only get in the way.

@@ -39,7 +39,6 @@ pub(super) struct Reactor {
     pub(super) peers: Vec<Peer>,
     pub(super) lanes: HashMap<u64, Lane>,
     pub(super) starving: VecDeque<Starving>,
-    namespaces: Arc<Namespaces>,
     last_lane: u64,
     /// Deadlines of fills, earliest first. Outdated entries are skipped when they come up.
     deadlines: BinaryHeap<Reverse<(Instant, FillId)>>,
@@ -53,8 +52,7 @@ impl Reactor {
     pub(super) fn new(
         shared: Arc<Shared>,
         config: Arc<Config>,
-        namespaces: Arc<Namespaces>,
-        store: Store,
+            store: Store,
         transport: Box<dyn Transport>,
     ) -> Self {
         Self {
@@ -67,7 +65,6 @@ impl Reactor {
             fills: Fills::default(),
             lanes: HashMap::new(),
             starving: VecDeque::new(),
-            namespaces,
             last_lane: 0,
             deadlines: BinaryHeap::new(),
             pending_peers: Vec::new(),
@@ -205,7 +202,7 @@ impl Reactor {
     }
 
     fn start_fill(&mut self, hash: u64, key: OwnedKey, waiter: Option<Waiter>, deadline: Instant) {
-        let peer = peers::choose(&self.peers, &self.namespaces.name(key.namespace), &key);
+        let peer = peers::choose(&self.peers, &Namespaces::of_process().name(key.namespace), &key);
         let waiters = waiter.into_iter().map(|waiter| (waiter, deadline)).collect();
         let fill =
             Fill { hash, key, peer, stage: Stage::Queued, live: true, waiters, deadline, attempts: 0 };
@@ -233,12 +230,13 @@ impl Reactor {
             if peer.queue.is_empty() {
                 return;
             }
-            let best = peer
-                .lanes
-                .iter()
-                .filter_map(|id| self.lanes.get(id))
+            // A stalled lane is the last resort: when there is no other and none can be opened.
+            let lanes = peer.lanes.iter().filter_map(|id| self.lanes.get(id));
+            let hope = peer.lanes.len() < self.config.lanes_per_peer || lanes.clone().any(|lane| !lane.is_up());
+            let best = lanes
                 .filter(|lane| lane.is_up() && !lane.suspect && lane.outstanding.len() < self.config.lane_depth)
-                .min_by_key(|lane| lane.outstanding.len())
+                .filter(|lane| !(hope && lane.is_stalled(now)))
+                .min_by_key(|lane| (lane.is_stalled(now), lane.outstanding.len()))
                 .map(|lane| (lane.id, lane.outstanding.len()));
             if best.is_none_or(|(_, busy)| busy > 0) {
                 self.open_lane(peer_index, now);
@@ -271,7 +269,7 @@ impl Reactor {
         let (Some(lane), Some(fill)) = (self.lanes.get_mut(&lane), self.fills.get_mut(id)) else { return };
         fill.stage = Stage::Asked;
         lane.suspect = fill.attempts > 0;
-        let namespace = self.namespaces.name(fill.key.namespace);
+        let namespace = Namespaces::of_process().name(fill.key.namespace);
         let encoded = lane.ask(id, now, |out| {
             wire::encode_get(
                 out,

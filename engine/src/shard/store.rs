@@ -176,6 +176,7 @@ impl Store {
         counters.entries.add(1);
         counters.value_bytes.add(len);
         if let Some(old) = old {
+            counters.invalidated.add(1);
             self.condemn(old, false, counters);
         }
         if !keep {

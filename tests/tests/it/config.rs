@@ -134,3 +134,24 @@ fn blocks_have_a_size_that_memory_can_have() {
         });
     }
 }
+
+#[test]
+fn more_entries_than_there_is_room_for_cost_nothing() {
+    alone(|| {
+        let mut config = config(MIB, &[]);
+        config.entries_max = 1_000_000_000;
+        let cache = Cache::open(config).expect("as many as there are granules");
+        assert_eq!(cache.reports()[0].slots, 256);
+    });
+}
+
+#[test]
+fn pauses_and_ports_that_make_no_sense_are_refused() {
+    let mut pauses = config(MIB, &[]);
+    (pauses.backoff_min_ms, pauses.backoff_max_ms) = (100, 10);
+    let error = Cache::open(pauses).expect_err("refused").to_string();
+    assert!(error.contains("backoff_max_ms") && error.contains("100"), "{error}");
+    let port = config(MIB, &[([127, 0, 0, 1], 0).into()]);
+    let error = Cache::open(port).expect_err("refused").to_string();
+    assert!(error.contains("origin") && error.contains("port"), "{error}");
+}

@@ -5,6 +5,7 @@ use hotslice_tests::content;
 use hotslice_tests::gauges::{alone, assert_holds, finish};
 use hotslice_tests::origin::{FakeOrigin, Then};
 use hotslice_tests::setup::{MIB, client, open, open_local, server, soon};
+use std::time::{Duration, Instant};
 
 #[test]
 fn keys_have_1_to_4096_bytes() {
@@ -107,6 +108,46 @@ fn keys_that_differ_in_one_bit_are_different_keys() {
             content::check_lease(key, 1, 100, &cache.peek(key).unwrap().unwrap());
         }
         assert_holds(&cache, vec![100; keys.len()]);
+        finish(cache);
+    });
+}
+
+#[test]
+fn a_namespace_stands_for_its_name_in_every_cache() {
+    alone(|| {
+        let origin = FakeOrigin::start(|ask, line| {
+            if ask.namespace == b"tenant" {
+                line.content(ask, 1, 10)
+            } else {
+                line.absent(ask)
+            }
+            Then::GoOn
+        });
+        let (first, second) = (open_local(MIB), open(MIB, origin.address()));
+        let tenant = first.namespace("tenant").unwrap();
+        assert_eq!(second.namespace("tenant").unwrap(), tenant);
+        let lease =
+            second.get(tenant.key("a"), soon()).unwrap().expect("the origin was asked for the tenant's key");
+        assert_eq!(lease.len(), 10);
+        assert!(second.get("a", soon()).unwrap().is_none());
+        drop(lease);
+        finish(first);
+        finish(second);
+    });
+}
+
+#[test]
+fn a_deadline_at_the_end_of_time_is_one() {
+    alone(|| {
+        let mut far = Instant::now();
+        for power in (0..63).rev() {
+            far = far.checked_add(Duration::from_secs(1 << power)).unwrap_or(far);
+        }
+        let cache = open_local(MIB);
+        cache.put("a", b"1", far).unwrap();
+        assert_eq!(cache.get("a", far).unwrap().unwrap().len(), 1);
+        assert!(cache.get("b", far).unwrap().is_none());
+        assert_eq!(cache.invalidate(hotslice::Invalidate::All, far).unwrap(), 1);
         finish(cache);
     });
 }

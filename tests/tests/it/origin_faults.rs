@@ -445,3 +445,46 @@ fn a_thousand_reads_from_a_dead_peer_wait_for_it_once() {
         finish(cache);
     });
 }
+
+#[test]
+fn values_that_trickle_for_nobody_do_not_keep_lanes_from_others() {
+    alone(|| {
+        let origin = FakeOrigin::start(|ask, line| {
+            if ask.key.starts_with(b"slow") {
+                let value = [7; 100_000];
+                line.header(&value_header(ask, 1, &value));
+                line.trickle(&value, Duration::from_millis(50));
+                return Then::Close;
+            }
+            line.answer_by_name(ask);
+            Then::GoOn
+        });
+        let mut config = config(8 * MIB, &[origin.address()]);
+        config.receive_timeout_ms = 20_000;
+        let cache = open_with(config);
+        for i in 0..6 {
+            let slow = format!("slow{i}");
+            assert!(matches!(cache.get(&slow, Deadline::after_ms(100)), Err(Error::DeadlinePassed { .. })));
+            let name = name(10_000, i);
+            let started = Instant::now();
+            let lease = cache.get(&name, soon()).unwrap().unwrap();
+            content::check_lease(name.as_bytes(), 1, 10_000, &lease);
+            assert!(started.elapsed() < Duration::from_secs(10), "held up for {:?}", started.elapsed());
+        }
+        finish(cache);
+    });
+}
+
+#[test]
+fn a_busy_peer_is_unavailable_and_not_called_a_liar() {
+    alone(|| {
+        let origin = FakeOrigin::start(|_, line| {
+            line.header(&hotslice::wire::ResponseHeader::plain(Status::Busy, None, 0));
+            Then::Close
+        });
+        let cache = open(8 * MIB, origin.address());
+        let error = cache.get("a", soon()).expect_err("busy");
+        assert!(unavailable(&error) && error.to_string().contains("busy"), "{error}");
+        finish(cache);
+    });
+}
