@@ -17,6 +17,7 @@
 
 mod absent;
 mod arrivals;
+mod dispatch;
 mod fills;
 mod lane;
 mod peers;
