@@ -52,7 +52,7 @@ pub enum WireError {
     #[error("an answer with status ok must name its operation")]
     MissingOp,
     /// The announced length of the body cannot be.
-    #[error("body of {got} bytes for {op:?}: {min} to {max} are allowed")]
+    #[error("body of {got} bytes for {}: {min} to {max} are allowed", op_name(*op))]
     BodyLength {
         /// The operation; `None` in answers that name none.
         op: Option<Op>,
@@ -124,4 +124,8 @@ impl WireError {
             _ => Status::BadRequest,
         }
     }
+}
+
+fn op_name(op: Option<Op>) -> String {
+    op.map_or_else(|| "an answer without an operation".to_owned(), |op| format!("a {op:?} request or answer"))
 }
