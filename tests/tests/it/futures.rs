@@ -89,6 +89,37 @@ fn under_tokio_many_tasks_share_one_fill() {
 }
 
 #[test]
+fn under_tokio_uring_beside_its_own_operations() {
+    alone(|| {
+        let server = server(16 * MIB);
+        let names: Vec<String> = (0..20).map(|i| name(50_000 + i, i)).collect();
+        store(&server, &names);
+        let cache = Arc::new(open(16 * MIB, server.addr()));
+        let tasks_cache = cache.clone();
+        tokio_uring::start(async move {
+            let tasks: Vec<_> = names
+                .into_iter()
+                .map(|name| {
+                    let lease = tasks_cache.get_async(&name, soon());
+                    tokio_uring::spawn(async move {
+                        let lease = lease.await.unwrap().unwrap();
+                        content::check_lease(name.as_bytes(), 1, lease.len() as usize, &lease);
+                    })
+                })
+                .collect();
+            let (read, _) =
+                tokio_uring::fs::File::open("/proc/self/status").await.unwrap().read_at(vec![0; 16], 0).await;
+            assert_eq!(read.unwrap(), 16);
+            for task in tasks {
+                task.await.unwrap();
+            }
+        });
+        assert_quiet(&cache);
+        finish(Arc::into_inner(cache).expect("nobody else has it"));
+    });
+}
+
+#[test]
 fn a_dropped_future_gives_its_value_back() {
     alone(|| {
         let gate = Arc::new(Gate::default());
