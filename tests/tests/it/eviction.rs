@@ -234,7 +234,7 @@ fn a_leasing_batch_larger_than_the_cache_fails_where_there_is_no_room() {
         let origin = FakeOrigin::well_behaved();
         let cache = open(4 * MIB, origin.address());
         let names: Vec<String> = (0..12).map(|i| name(MIB, i)).collect();
-        let results = cache.get_batch(&keys(&names), Deadline::after_ms(700));
+        let results = cache.get_batch(&keys(&names), Deadline::after_ms(2500));
         let mut delivered = 0;
         for (name, result) in names.iter().zip(&results) {
             match result {
