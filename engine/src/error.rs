@@ -52,6 +52,19 @@ pub enum Error {
         /// Size of the arena of the key's shard in bytes.
         arena_bytes: u64,
     },
+    /// The values of a batch can never be held together.
+    #[error(
+        "leases on all {values} values of a batch cannot be held at once: they take {batch_bytes} bytes of a shard's \
+         arena, which has {arena_bytes}; ask for fewer, or use a copying form"
+    )]
+    BatchTooLarge {
+        /// Keys of the batch on the shard.
+        values: usize,
+        /// Bytes of memory that their values take, each once.
+        batch_bytes: u64,
+        /// Size of the shard's arena in bytes.
+        arena_bytes: u64,
+    },
     /// The caller's buffers are smaller than the value (or range). Nothing was written.
     #[error("buffers hold {buffer_bytes} bytes, the value has {value_bytes}")]
     BufferTooSmall {

@@ -30,6 +30,8 @@ pub struct Stats {
     pub fills_absent: u64,
     /// Misses answered at once, because the origin said a moment ago that it has no such key.
     pub absent_hits: u64,
+    /// Questions to peers about all keys of a batch at once.
+    pub locates: u64,
     /// Fills that failed.
     pub fills_failed: u64,
     /// Fills whose value was thrown away because the key was invalidated or put meanwhile, or nobody waited.
@@ -100,6 +102,7 @@ shard_counters!(
     fills_published,
     fills_absent,
     absent_hits,
+    locates,
     fills_failed,
     fills_discarded,
     fills_in_flight,

@@ -1,12 +1,13 @@
 //! A slice server under the control of a test: it answers as the test's script says, however wrong.
 //!
 //! One thread per connection. The script is called for every Get that arrives, in the order of arrival on
-//! that connection, and writes what it likes to the connection.
+//! that connection, and writes what it likes to the connection. A Lookup is refused, whereupon the client asks for each
+//! key by itself, unless the origin was started with [`FakeOrigin::locating`].
 
 use crate::content;
 use crate::sync::Watched;
 use hotslice::wire::{
-    Limits, Op, RESPONSE_HEADER_BYTES, RequestDecoder, RequestEvent, ResponseHeader, Status, encode_error,
+    Limits, LookupEntry, Op, RESPONSE_HEADER_BYTES, RequestDecoder, RequestEvent, ResponseHeader, Status, encode_error,
 };
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -28,6 +29,21 @@ pub struct Ask {
     pub namespace: Vec<u8>,
     /// Key asked for.
     pub key: Vec<u8>,
+    /// First byte asked for.
+    pub offset: u64,
+    /// Bytes asked for at most.
+    pub len: u64,
+    /// Version asked for; 0 for any.
+    pub version: u64,
+}
+
+impl Ask {
+    /// The bytes asked for of a value.
+    pub fn part<'v>(&self, value: &'v [u8]) -> &'v [u8] {
+        let offset = value.len().min(self.offset as usize);
+        let len = (value.len() - offset).min(usize::try_from(self.len).unwrap_or(usize::MAX));
+        &value[offset..offset + len]
+    }
 }
 
 /// What becomes of the connection after an answer.
@@ -43,6 +59,9 @@ pub enum Then {
 
 type Script = dyn Fn(&Ask, &mut Line) -> Then + Send + Sync;
 
+/// Length, version and CRC32C of a value, if there is one.
+type Locate = dyn Fn(&[u8]) -> Option<(u64, u64, u32)> + Send + Sync;
+
 /// What happened so far.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
@@ -50,8 +69,12 @@ pub struct Seen {
     pub connections: usize,
     /// Connections that have ended.
     pub ended: usize,
-    /// Keys asked for, in order of arrival.
+    /// Keys of which the first bytes were asked for, in order of arrival.
     pub keys: Vec<Vec<u8>>,
+    /// Gets of any part.
+    pub gets: usize,
+    /// Number of keys of every Lookup.
+    pub lookups: Vec<usize>,
 }
 
 #[derive(Default)]
@@ -90,12 +113,25 @@ impl FakeOrigin {
         address: SocketAddr,
         script: impl Fn(&Ask, &mut Line) -> Then + Send + Sync + 'static,
     ) -> Self {
+        Self::start_with(address, Arc::new(script), None)
+    }
+
+    /// An origin that answers Lookups too.
+    pub fn locating(
+        locate: impl Fn(&[u8]) -> Option<(u64, u64, u32)> + Send + Sync + 'static,
+        script: impl Fn(&Ask, &mut Line) -> Then + Send + Sync + 'static,
+    ) -> Self {
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        Self::start_with(any, Arc::new(script), Some(Arc::new(locate)))
+    }
+
+    fn start_with(address: SocketAddr, script: Arc<Script>, locate: Option<Arc<Locate>>) -> Self {
         let listener = TcpListener::bind(address).expect("bind");
         let address = listener.local_addr().expect("local_addr");
         let state = Arc::new(State::default());
         let accepting = {
-            let (state, script): (_, Arc<Script>) = (state.clone(), Arc::new(script));
-            std::thread::spawn(move || accept(&listener, &state, &script))
+            let state = state.clone();
+            std::thread::spawn(move || accept(&listener, &state, &script, locate.as_ref()))
         };
         Self { address, state, accepting: Some(accepting) }
     }
@@ -160,7 +196,7 @@ impl Drop for FakeOrigin {
     }
 }
 
-fn accept(listener: &TcpListener, state: &Arc<State>, script: &Arc<Script>) {
+fn accept(listener: &TcpListener, state: &Arc<State>, script: &Arc<Script>, locate: Option<&Arc<Locate>>) {
     let mut serving = Vec::new();
     for connection in 0.. {
         let Ok((stream, _)) = listener.accept() else { break };
@@ -170,10 +206,10 @@ fn accept(listener: &TcpListener, state: &Arc<State>, script: &Arc<Script>) {
         let _ = stream.set_nodelay(true);
         state.seen.change(|seen| seen.connections += 1);
         state.streams.change(|streams| streams.extend(stream.try_clone()));
-        let (state, script) = (state.clone(), script.clone());
+        let (state, script, locate) = (state.clone(), script.clone(), locate.cloned());
         serving.push(std::thread::spawn(move || {
             let line = Line { stream, state: state.clone(), held: Vec::new(), broken: false };
-            serve(connection, line, &*script);
+            serve(connection, line, &*script, locate.as_deref());
             state.seen.change(|seen| seen.ended += 1);
         }));
     }
@@ -186,7 +222,7 @@ fn accept(listener: &TcpListener, state: &Arc<State>, script: &Arc<Script>) {
     assert_eq!(panicked, 0, "connections' threads panicked");
 }
 
-fn serve(connection: usize, mut line: Line, script: &Script) {
+fn serve(connection: usize, mut line: Line, script: &Script, locate: Option<&Locate>) {
     let mut decoder = RequestDecoder::new(Limits::default());
     let mut buffer = vec![0; 64 << 10];
     loop {
@@ -196,13 +232,30 @@ fn serve(connection: usize, mut line: Line, script: &Script) {
         }
         let mut input = &buffer[..len];
         while let Some(event) = decoder.next(&mut input).expect("the cache sends well-formed requests") {
-            let RequestEvent::Get { request_id, get } = event else { panic!("the cache sent {event:?}") };
+            let (request_id, get) = match event {
+                RequestEvent::Get { request_id, get } => (request_id, get),
+                RequestEvent::Lookup { request_id, lookup } => {
+                    let keys: Vec<Vec<u8>> = lookup.iter().map(|key| key.key.to_vec()).collect();
+                    line.state.seen.change(|seen| seen.lookups.push(keys.len()));
+                    line.locate(request_id, &keys, locate);
+                    continue;
+                }
+                RequestEvent::Ping { request_id } => {
+                    line.header(&ResponseHeader::plain(Status::Ok, Some(Op::Ping), request_id));
+                    continue;
+                }
+                other => panic!("the cache sent {other:?}"),
+            };
             let (namespace, key) = (get.key.namespace.to_vec(), get.key.key.to_vec());
             let number = line.state.seen.change(|seen| {
-                seen.keys.push(key.clone());
+                if get.range_offset == 0 {
+                    seen.keys.push(key.clone());
+                }
+                seen.gets += 1;
                 seen.keys.len() - 1
             });
-            let ask = Ask { connection, number, request_id, namespace, key };
+            let (offset, len, version) = (get.range_offset, get.range_len, get.expected_version);
+            let ask = Ask { connection, number, request_id, namespace, key, offset, len, version };
             match script(&ask, &mut line) {
                 Then::GoOn => {}
                 then => return line.end(then),
@@ -211,10 +264,11 @@ fn serve(connection: usize, mut line: Line, script: &Script) {
     }
 }
 
-/// The header of a right answer.
+/// The header of a right answer, to which the part asked for belongs.
 pub fn value_header(ask: &Ask, version: u64, value: &[u8]) -> ResponseHeader {
     ResponseHeader {
-        body_len: value.len() as u64,
+        body_len: ask.part(value).len() as u64,
+        range_offset: ask.offset,
         value_len: value.len() as u64,
         value_version: version,
         value_crc32c: crc32c::crc32c(value),
@@ -235,10 +289,33 @@ impl Line {
         self.raw(&bytes);
     }
 
-    /// Answers rightly with a value.
+    /// Answers rightly with the part of a value that was asked for, or that the value has another version.
     pub fn value(&mut self, ask: &Ask, version: u64, value: &[u8]) {
+        if ask.version != 0 && ask.version != version {
+            return self.refuse(ask, Status::VersionMismatch, "");
+        }
         self.header(&value_header(ask, version, value));
-        self.raw(value);
+        self.raw(ask.part(value));
+    }
+
+    fn locate(&mut self, request_id: u64, keys: &[Vec<u8>], locate: Option<&Locate>) {
+        let mut bytes = Vec::new();
+        let Some(locate) = locate else {
+            let refusal = ResponseHeader::plain(Status::BadRequest, Some(Op::Lookup), request_id);
+            encode_error(&mut bytes, refusal, "no lookups here");
+            return self.raw(&bytes);
+        };
+        ResponseHeader::lookup(request_id, keys.len()).encode(&mut bytes);
+        for key in keys {
+            let entry = locate(key).map_or(LookupEntry::ABSENT, |(value_len, version, crc32c)| LookupEntry {
+                status: Status::Ok,
+                crc32c,
+                value_len,
+                version,
+            });
+            entry.encode(&mut bytes);
+        }
+        self.raw(&bytes);
     }
 
     /// Answers rightly with the content of `key` in `version`.

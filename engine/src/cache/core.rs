@@ -7,7 +7,8 @@ use crate::config::Config;
 use crate::deadline::Deadline;
 use crate::fork::ForkGuard;
 use crate::key::{Key, KeyHasher};
-use crate::shard::request::{Answer, Fetch, Request, Reservation, Scope, Waiter};
+use crate::shard::request::{Answer, Fetch, Member, Request, Reservation, Scope, Waiter};
+use crate::shard::turn::Turn;
 use crate::shard::{Lease, Shared};
 use crate::{Error, Result};
 use std::sync::Arc;
@@ -31,6 +32,30 @@ pub(crate) struct Miss<'a> {
     pub(crate) position: usize,
     pub(crate) hash: u64,
     pub(crate) key: Key<'a>,
+    /// The value is to be held together with those of the other misses that are.
+    pub(crate) hold: bool,
+}
+
+impl<'a> Miss<'a> {
+    /// A value that is let go before another is waited for.
+    pub(crate) fn new(position: usize, hash: u64, key: Key<'a>) -> Self {
+        Self { position, hash, key, hold: false }
+    }
+}
+
+/// Leases on many keys, as far as they are there, and the call for the others.
+pub(crate) struct LeaseBatch {
+    pub(crate) results: Vec<Option<Result<Option<Lease>>>>,
+    /// Position in the batch of every position of the call.
+    pub(crate) positions: Vec<usize>,
+    pub(crate) pending: Option<Pending>,
+}
+
+/// What one shard is asked for by one call.
+#[derive(Default)]
+struct Share {
+    fetches: Vec<Fetch>,
+    members: Vec<Member>,
 }
 
 /// Who waits for a call, and how it gets into a shard's ring.
@@ -105,7 +130,7 @@ impl Core {
                 let position = turn - LOOKAHEAD;
                 match self::hit(shared, hash, key) {
                     Some(lease) => hit(position, lease),
-                    None => misses.push(Miss { position, hash, key }),
+                    None => misses.push(Miss::new(position, hash, key)),
                 }
             }
             if turn < len {
@@ -122,32 +147,73 @@ impl Core {
         misses
     }
 
-    /// Hands misses to their shards. The call's positions are those of `misses`.
-    pub(crate) fn fetch(&self, misses: &[Miss<'_>], deadline: Deadline, front: Front) -> Pending {
+    /// Leases on many keys at once: memory for all of them is taken together.
+    pub(crate) fn lease_batch(&self, keys: &[Key<'_>], deadline: Deadline, front: Front) -> LeaseBatch {
+        let mut results: Vec<Option<Result<Option<Lease>>>> = (0..keys.len()).map(|_| None).collect();
+        let mut hits = Vec::with_capacity(keys.len());
+        let failed = |position: usize, error| results[position] = Some(Err(error));
+        let hit = |position, lease| hits.push((position, lease));
+        let mut misses = self.look_up(keys.len(), |i| keys[i], hit, failed);
+        if misses.is_empty() {
+            hits.into_iter().for_each(|(position, lease)| results[position] = Some(Ok(Some(lease))));
+            return LeaseBatch { results, positions: Vec::new(), pending: None };
+        }
+        misses.iter_mut().for_each(|miss| miss.hold = true);
+        let mut positions: Vec<usize> = misses.iter().map(|miss| miss.position).collect();
+        positions.extend(hits.iter().map(|(position, _)| *position));
+        let held = hits.into_iter().map(|(_, lease)| lease).collect();
+        let pending = Some(self.fetch(&misses, held, deadline, front));
+        LeaseBatch { results, positions, pending }
+    }
+
+    /// Hands misses to their shards. The call's positions are those of `misses`, followed by those of `held`: leases that
+    /// are to be held together with the misses that are.
+    pub(crate) fn fetch(&self, misses: &[Miss<'_>], held: Vec<Lease>, deadline: Deadline, front: Front) -> Pending {
         let Front { wake, entry } = front;
-        let call = Arc::new(Call::new(misses.len(), wake));
-        let failed = |error| Answer::Value(Err(error));
-        let waiter = |i: usize| Waiter::new(call.clone(), i as u32, failed);
-        if deadline.has_passed() {
-            let error = Error::DeadlinePassed { stage: "looking the key up" };
-            for (i, miss) in misses.iter().enumerate() {
-                self.shards[self.shard_index(miss.hash)].callers.missed(1);
-                waiter(i).fail(error.clone());
+        let len = misses.len() + held.len();
+        let call = Arc::new(Call::new(len, wake));
+        let waiter = |i: usize| Waiter::new(call.clone(), i as u32, |error| Answer::Value(Err(error)));
+        let mut parts: Vec<Share> = self.shards.iter().map(|_| Share::default()).collect();
+        for (i, &Miss { hash, key, hold, .. }) in misses.iter().enumerate() {
+            let index = self.shard_index(hash);
+            let (key, waiter) = (key.to_owned(), waiter(i));
+            if hold {
+                parts[index].members.push(Member { hash, key, waiter, lease: None });
+            } else {
+                parts[index].fetches.push(Fetch { hash, key, waiter: Some(waiter) });
             }
-        } else {
-            let mut per_shard: Vec<Vec<Fetch>> = self.shards.iter().map(|_| Vec::new()).collect();
-            for (i, miss) in misses.iter().enumerate() {
-                let fetch = Fetch { hash: miss.hash, key: miss.key.to_owned(), waiter: Some(waiter(i)) };
-                per_shard[self.shard_index(miss.hash)].push(fetch);
-            }
-            for (shared, keys) in self.shards.iter().zip(per_shard) {
-                if !keys.is_empty() {
-                    shared.callers.missed(keys.len() as u64);
-                    self.submit(shared, Request::Fetch { keys, deadline: deadline.instant() }, deadline, entry);
+        }
+        for (i, lease) in held.into_iter().enumerate() {
+            let (key, waiter) = (lease.key().clone(), waiter(misses.len() + i));
+            let hash = self.hasher.hash(key.borrow());
+            parts[self.shard_index(hash)].members.push(Member { hash, key, waiter, lease: Some(lease) });
+        }
+        self.hand_over(parts, deadline, entry);
+        Pending { call, len, deadline }
+    }
+
+    fn hand_over(&self, parts: Vec<Share>, deadline: Deadline, entry: Entry) {
+        let holding = parts.iter().zip(&self.shards).filter(|(part, _)| !part.members.is_empty());
+        let holding: Vec<_> = holding.map(|(_, shared)| shared.clone()).collect();
+        let mut turns = if holding.len() > 1 { Turn::each(holding) } else { Vec::new() }.into_iter();
+        let passed = deadline.has_passed();
+        for (shared, Share { fetches, members }) in self.shards.iter().zip(parts) {
+            let missed = fetches.len() + members.iter().filter(|member| member.lease.is_none()).count();
+            shared.callers.missed(missed as u64);
+            let deadline_at = deadline.instant();
+            let fetches =
+                (!fetches.is_empty()).then_some(Request::Fetch { keys: fetches, deadline: deadline_at });
+            let group = (!members.is_empty()).then(|| {
+                let turn = turns.next();
+                Request::Group { members, turn, deadline: deadline_at }
+            });
+            for request in fetches.into_iter().chain(group) {
+                match passed {
+                    true => request.fail(&Error::DeadlinePassed { stage: "looking the key up" }),
+                    false => self.submit(shared, request, deadline, entry),
                 }
             }
         }
-        Pending { call, len: misses.len(), deadline }
     }
 
     /// Asks for room for a value that the caller will write.

@@ -4,7 +4,7 @@
 //! misses are on their way while the caller does something else. Dropping a future gives up on the call: what
 //! comes all the same goes back to the shard. Deadlines are kept by the shards.
 
-use super::core::{Core, Front, Miss, hit};
+use super::core::{Core, Front, LeaseBatch, Miss, hit};
 use super::wait::{Pending, count_of, reservation_of, value_of};
 use super::Cache;
 use crate::deadline::Deadline;
@@ -171,33 +171,22 @@ impl Cache {
         let look_up = || {
             let key = key.into().check()?;
             let (hash, shared) = self.core.shard_of(key)?;
-            Ok(hit(shared, hash, key).ok_or(Miss { position: 0, hash, key }))
+            Ok(hit(shared, hash, key).ok_or(Miss::new(0, hash, key)))
         };
         GetFuture(match look_up() {
             Err(error) => Get::Known(Err(error)),
             Ok(Ok(lease)) => Get::Known(Ok(Some(lease))),
             Ok(Err(miss)) => {
-                Get::Fetching(One::new(|front| self.core.fetch(&[miss], deadline.into(), front)))
+                Get::Fetching(One::new(|front| self.core.fetch(&[miss], Vec::new(), deadline.into(), front)))
             }
         })
     }
 
     /// [`Cache::get_batch`] for `async` callers: done when every position is. As [`Cache::get_async`].
     pub fn get_batch_async(&self, keys: &[Key<'_>], deadline: impl Into<Deadline>) -> BatchFuture {
-        let mut results: Vec<Option<Result<Option<Lease>>>> = keys.iter().map(|_| None).collect();
-        let mut failed = Vec::new();
-        let misses = self.core.look_up(
-            keys.len(),
-            |i| keys[i],
-            |position, lease| results[position] = Some(Ok(Some(lease))),
-            |position, error| failed.push((position, error)),
-        );
-        for (position, error) in failed {
-            results[position] = Some(Err(error));
-        }
-        let fetch = |front| self.core.fetch(&misses, deadline.into(), front);
-        let call = (!misses.is_empty()).then(|| One::new(fetch));
-        let positions: Vec<usize> = misses.iter().map(|miss| miss.position).collect();
+        let waiting = Waiting::default();
+        let LeaseBatch { results, positions, pending } = self.core.lease_batch(keys, deadline.into(), waiting.front());
+        let call = pending.map(|pending| One { pending, waiting });
         BatchFuture { results, left: positions.len(), positions, call }
     }
 

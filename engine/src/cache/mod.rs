@@ -10,7 +10,7 @@ pub use future::{BatchFuture, GetFuture, PutFuture};
 pub use queue::{Completion, CompletionQueue, OperationId, Outcome, Target};
 pub use requests::{Invalidate, Read, ReadRange, ReadScatter};
 
-use self::core::{Core, Front, Miss, copy_range, copy_whole, hit};
+use self::core::{Core, Front, LeaseBatch, Miss, copy_range, copy_whole, hit};
 use crate::config::Config;
 use crate::deadline::Deadline;
 use crate::fork::ForkGuard;
@@ -84,12 +84,12 @@ impl Cache {
         let (hash, shared) = self.core.shard_of(key)?;
         match hit(shared, hash, key) {
             Some(lease) => Ok(Some(lease)),
-            None => self.fetch_one(Miss { position: 0, hash, key }, deadline.into()),
+            None => self.fetch_one(Miss::new(0, hash, key), deadline.into()),
         }
     }
 
     fn fetch_one(&self, miss: Miss<'_>, deadline: Deadline) -> Result<Option<Lease>> {
-        value_of(self.core.fetch(&[miss], deadline, Front::blocking()).answer())
+        value_of(self.core.fetch(&[miss], Vec::new(), deadline, Front::blocking()).answer())
     }
 
     /// Looks all keys up, starts to fetch what is missing, hands hits to `each` meanwhile and misses as they
@@ -105,7 +105,7 @@ impl Cache {
         let mut hits = Vec::with_capacity(len);
         let failed = |position: usize, error| results[position] = Some(Err(error));
         let misses = self.core.look_up(len, key, |position, lease| hits.push((position, lease)), failed);
-        let fetch = || self.core.fetch(&misses, deadline, Front::blocking());
+        let fetch = || self.core.fetch(&misses, Vec::new(), deadline, Front::blocking());
         let pending = (!misses.is_empty()).then(fetch);
         for (position, lease) in hits {
             results[position] = Some(each(position, lease).map(Some));
@@ -168,11 +168,17 @@ impl Cache {
         self.get(key, deadline)?.map(|lease| copy_range(&lease, offset, into)).transpose()
     }
 
-    /// [`Cache::get`] for many keys: one result per position. All of them are held at once, so all of them
-    /// must fit into the cache together; where they do not, the positions without room fail with
-    /// [`Error::Pinned`] at the deadline. The copying forms have no such limit.
+    /// [`Cache::get`] for many keys: one result per position. All values are held at once, so they must fit into the
+    /// cache together: where they never can, the misses fail with [`Error::BatchTooLarge`]. Memory for them is taken all
+    /// at once or not at all, so that of several such calls one after the other is served; what other leases pin can
+    /// make them wait, and fail with [`Error::Pinned`] at the deadline. The copying forms have no such limits.
     pub fn get_batch(&self, keys: &[Key<'_>], deadline: impl Into<Deadline>) -> Vec<Result<Option<Lease>>> {
-        self.batch(keys.len(), |i| keys[i], deadline.into(), |_, lease| Ok(lease))
+        let batch = self.core.lease_batch(keys, deadline.into(), Front::blocking());
+        let LeaseBatch { mut results, positions, pending } = batch;
+        if let Some(pending) = pending {
+            pending.finish(|i, answer| results[positions[i]] = Some(value_of(answer)));
+        }
+        results.into_iter().map(|result| result.unwrap_or(Err(Error::ShutDown))).collect()
     }
 
     /// [`Cache::get_into`] for many keys: one result per position. Values are copied as they arrive and do not

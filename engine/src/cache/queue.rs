@@ -173,7 +173,7 @@ impl<'b> CompletionQueue<'b> {
             Ok(Ok(lease)) => self.deliver(user_data, 0, true, target, Ok(Some(lease))),
             Err(error) => self.deliver(user_data, 0, true, target, Err(error)),
             Ok(Err(hash)) => {
-                let miss = Miss { position: 0, hash, key };
+                let miss = Miss::new(0, hash, key);
                 return self.fetch(&[miss], vec![(0, Some(target))], user_data, deadline.into());
             }
         }
@@ -190,7 +190,7 @@ impl<'b> CompletionQueue<'b> {
         let (keys, targets): (Vec<_>, Vec<_>) = reads.into_iter().map(|(key, to)| (key, Some(to))).unzip();
         let mut targets: Vec<Option<Target<'b>>> = targets;
         let (mut hits, mut failed) = (Vec::with_capacity(keys.len()), Vec::new());
-        let misses = self.core.look_up(
+        let mut misses = self.core.look_up(
             keys.len(),
             |i| keys[i],
             |position, lease| hits.push((position, Ok(Some(lease)))),
@@ -205,6 +205,9 @@ impl<'b> CompletionQueue<'b> {
         }
         if misses.is_empty() {
             return COMPLETED;
+        }
+        for miss in &mut misses {
+            miss.hold = matches!(targets[miss.position], Some(Target::Lease));
         }
         let positions = misses.iter().map(|miss| (miss.position, targets[miss.position].take())).collect();
         self.fetch(&misses, positions, user_data, deadline.into())
@@ -378,7 +381,7 @@ impl<'b> CompletionQueue<'b> {
     ) -> OperationId {
         match self.slot() {
             Ok(slot) => {
-                let pending = self.core.fetch(misses, deadline, self.front(slot));
+                let pending = self.core.fetch(misses, Vec::new(), deadline, self.front(slot));
                 let kind = Kind::Get { left: positions.len(), positions };
                 self.begin(slot, Operation { user_data, deadline, pending, kind })
             }

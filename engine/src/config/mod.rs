@@ -125,6 +125,9 @@ pub struct Config {
     pub lanes_per_peer: usize,
     /// Requests in flight on one lane, 1 to 1024. Default 16.
     pub lane_depth: usize,
+    /// Bytes of a large value that are asked for at a time, 1 MiB to 1 GiB; several such parts are on their way at once,
+    /// over several lanes. Default 4 MiB.
+    pub stripe_bytes: u64,
     /// Bytes received by one operation at most, 64 KiB to 1 GiB. Default 1 MiB.
     pub receive_bytes: u64,
     /// Milliseconds for a connection to be made. Default 2000.
@@ -167,6 +170,7 @@ impl Config {
             origin: Vec::new(),
             lanes_per_peer: 2,
             lane_depth: 16,
+            stripe_bytes: 4 << 20,
             receive_bytes: 1 << 20,
             connect_timeout_ms: 2_000,
             receive_timeout_ms: 10_000,
@@ -184,6 +188,7 @@ impl Config {
         range("shards", self.shards as u64, 1, 256)?;
         range("lanes_per_peer", self.lanes_per_peer as u64, 1, 64)?;
         range("lane_depth", self.lane_depth as u64, 1, 1024)?;
+        range("stripe_bytes", self.stripe_bytes, 1 << 20, 1 << 30)?;
         range("receive_bytes", self.receive_bytes, 64 << 10, 1 << 30)?;
         for (setting, value) in [
             ("connect_timeout_ms", self.connect_timeout_ms),

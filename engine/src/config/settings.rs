@@ -58,6 +58,8 @@ settings! {
         |c, n, v| set(&mut c.lanes_per_peer, word(n, v, "1 to 64")), |c| c.lanes_per_peer.to_string();
     "lane_depth", "HOTSLICE_LANE_DEPTH",
         |c, n, v| set(&mut c.lane_depth, word(n, v, "1 to 1024")), |c| c.lane_depth.to_string();
+    "stripe_bytes", "HOTSLICE_STRIPE_BYTES",
+        |c, n, v| set(&mut c.stripe_bytes, parse_bytes(n, v)), |c| format_bytes(c.stripe_bytes);
     "receive_bytes", "HOTSLICE_RECEIVE_BYTES",
         |c, n, v| set(&mut c.receive_bytes, parse_bytes(n, v)), |c| format_bytes(c.receive_bytes);
     "connect_timeout_ms", "HOTSLICE_CONNECT_TIMEOUT_MS",

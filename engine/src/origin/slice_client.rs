@@ -100,7 +100,8 @@ impl SliceClient {
         Ok(value)
     }
 
-    /// Fetches `range_len` bytes ([`RANGE_TO_END`]: all) from `range_offset` on, of `expected_version`
+    /// Fetches `range_len` bytes ([`RANGE_TO_END`]: all), fewer where the value ends before, from `range_offset` on, of
+    /// `expected_version`
     /// ([`ANY_VERSION`]: whichever is stored). No checksum covers a range, so none is checked.
     ///
     /// # Errors
@@ -324,7 +325,7 @@ impl SliceClient {
 
     fn check_range(&mut self, header: &ResponseHeader, offset: u64, wanted: u64) -> Result<()> {
         let available = header.value_len.saturating_sub(offset);
-        let want = if wanted == RANGE_TO_END { available } else { wanted };
+        let want = available.min(wanted);
         if header.range_offset == offset && header.body_len == want {
             return Ok(());
         }

@@ -7,7 +7,7 @@ use super::answers::about;
 use super::connection::{Answer, Connection};
 use super::store::PendingPut;
 use crate::wire::{
-    ANY_VERSION, GetRequest, LookupEntry, Op, RANGE_TO_END, RequestDecoder, RequestError, RequestEvent,
+    ANY_VERSION, GetRequest, LookupEntry, Op, RequestDecoder, RequestError, RequestEvent,
     ResponseHeader, Status,
 };
 
@@ -164,15 +164,11 @@ fn answer_get(shared: &Shared, request_id: u64, get: &GetRequest<'_>) -> Answer 
         shared.count(|stats| stats.refusals += 1);
         return Answer::plain(about(&value, Status::VersionMismatch, Op::Get, request_id), "");
     }
-    let available = value.len().checked_sub(get.range_offset);
-    let len = match (available, get.range_len) {
-        (Some(available), RANGE_TO_END) => available,
-        (Some(available), wanted) if wanted <= available => wanted,
-        _ => {
-            shared.count(|stats| stats.refusals += 1);
-            return Answer::plain(about(&value, Status::RangeOutside, Op::Get, request_id), "");
-        }
+    let Some(available) = value.len().checked_sub(get.range_offset) else {
+        shared.count(|stats| stats.refusals += 1);
+        return Answer::plain(about(&value, Status::RangeOutside, Op::Get, request_id), "");
     };
+    let len = available.min(get.range_len);
     shared.count(|stats| stats.gets += 1);
     Answer::range(request_id, &value, get.range_offset, len)
 }

@@ -1,24 +1,26 @@
 //! Fills: one per key at a time, however many wait. No I/O.
 
+use super::groups::GroupId;
 use super::request::{Answer, Waiter};
+use super::transfer::{About, Transfer};
 use crate::Error;
 use crate::key::{Key, OwnedKey};
 use std::collections::HashMap;
 use std::time::Instant;
 
-/// Names a fill; also the request id on the wire. Never used twice by one shard.
+/// Names a fill. Never used twice by one shard.
 pub(super) type FillId = u64;
 
 /// Where a fill is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// In its peer's queue; nothing has been sent.
+    /// In its peer's queue; nothing is known of the value.
     Queued,
-    /// Its request was given to a lane, whose answer is owed.
+    /// The peer was asked what it has, or for the first bytes.
     Asked,
-    /// Its answer began; the lane waits for room.
+    /// The value is known and waits for room.
     NoRoom,
-    /// Its bytes are arriving in its extents.
+    /// It has room: its bytes are asked for, or arriving.
     Receiving,
 }
 
@@ -43,13 +45,54 @@ pub(super) struct Fill {
     pub(super) live: bool,
     /// Who waits, and until when.
     pub(super) waiters: Vec<(Waiter, Instant)>,
+    /// Groups that want the value together with others, and will wait for it when they have room for all.
+    pub(super) groups: Vec<GroupId>,
     /// The latest moment at which somebody still wants the value.
     pub(super) deadline: Instant,
-    /// Lanes that failed under this fill.
+    /// Lanes that failed under this fill since it last got on.
     pub(super) attempts: u32,
+    failed_at: Option<Instant>,
+    /// How often the value changed at the origin while it was on its way.
+    pub(super) renewals: u32,
+    /// What the origin said, from `NoRoom` on.
+    pub(super) about: Option<About>,
+    /// From `Receiving` on.
+    pub(super) transfer: Option<Transfer>,
+    /// Requests for it that lanes have not done with. The room is not given back before they have.
+    pub(super) asked: u32,
+    /// It stands among those who wait for room.
+    pub(super) starving: bool,
 }
 
 impl Fill {
+    pub(super) fn new(hash: u64, key: OwnedKey, peer: usize, deadline: Instant) -> Self {
+        Self {
+            hash,
+            key,
+            peer,
+            stage: Stage::Queued,
+            live: true,
+            waiters: Vec::new(),
+            groups: Vec::new(),
+            deadline,
+            attempts: 0,
+            failed_at: None,
+            renewals: 0,
+            about: None,
+            transfer: None,
+            asked: 0,
+            starving: false,
+        }
+    }
+
+    /// A lane that was opened at `opened` failed under it. Lanes that fail together count once.
+    pub(super) fn lane_failed(&mut self, opened: Instant, now: Instant) {
+        if self.failed_at.is_none_or(|at| opened >= at) {
+            self.attempts += 1;
+            self.failed_at = Some(now);
+        }
+    }
+
     /// Answers everybody who waits with the same error.
     pub(super) fn fail_waiters(&mut self, error: &Error) {
         for (waiter, _) in self.waiters.drain(..) {

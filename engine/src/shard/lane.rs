@@ -1,24 +1,26 @@
 //! A lane: one persistent connection to a peer, with requests pipelined on it.
 //!
 //! A lane owns every buffer that the kernel may touch on its behalf (requests being sent, the header being
-//! received, the room of the value being received, the discard buffer, the address). It is dropped only
-//! when none of its operations is in flight; that is the whole of the rule "the kernel owns a buffer until
-//! its terminal completion".
+//! received, the entries, the discard buffer, the address), and it is dropped only when none of its operations is in
+//! flight. The one exception is the room of a value: it is the fill's, which keeps it until every lane is through with
+//! what it was asked for ([`Fill::asked`](super::fills::Fill::asked)). That is the whole of the rule "the kernel owns a
+//! buffer until its terminal completion".
 //!
 //! ```text
 //!  Connecting ──► Up ──► Closing (operations cancelled, waiting for the last completion) ──► gone
 //!
-//!  receiving:  Header ──► Body ──► Header …            bytes go into the extents where they stay
-//!                 │  └──► NoRoom ──► Body              paused: TCP holds the peer back
+//!  receiving:  Header ──► Body ──► Header …            a part of a value, into the extents where it stays
+//!                 ├─────► Entries ──► Header           what the peer has under the keys of a batch
 //!                 └─────► Discard ──► Header           an answer nobody can use
 //! ```
 
 use super::fills::FillId;
+use super::transfer::Part;
 use super::transport::{LaneOp, SocketAddress, Token, Transport};
-use super::store::Room;
 use crate::Error;
-use crate::memory::{Arena, GRANULE_BYTES};
+use crate::memory::{Arena, ExtentList, GRANULE_BYTES};
 use crate::wire::{RESPONSE_HEADER_BYTES, ResponseHeader};
+use std::collections::VecDeque;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -36,47 +38,110 @@ pub(super) enum LaneState {
 pub(super) enum Receive {
     Header { got: usize },
     Body(Body),
-    NoRoom { header: ResponseHeader },
+    Entries(Entries),
     Discard { left: u64 },
+}
+
+/// Bytes of a value that are asked for when nothing is known of it. Most values are complete with them; of the others
+/// the rest is asked for as soon as the answer begins, long before these bytes are here.
+pub(super) const HEAD_BYTES: u64 = 1 << 20;
+
+/// Something that a lane was asked for.
+pub(super) struct Ask {
+    /// Its name on the wire. Never used twice by one shard.
+    pub(super) id: u64,
+    pub(super) what: What,
+}
+
+pub(super) enum What {
+    /// The first bytes of a value of which nothing is known.
+    Head(FillId),
+    /// A part of a value that has room.
+    Part(FillId, Part),
+    /// What the peer has under these keys.
+    Locate(Vec<FillId>),
+    /// A sign of life.
+    Ping,
+}
+
+impl What {
+    /// Bytes of the answer, at most.
+    fn bytes(&self) -> u64 {
+        match self {
+            What::Head(_) => HEAD_BYTES,
+            What::Part(_, part) => part.len,
+            What::Locate(_) | What::Ping => 0,
+        }
+    }
+
+    /// Whether it is a part so large that nothing small should have to wait behind it.
+    fn is_bulk(&self) -> bool {
+        matches!(self, What::Part(_, part) if part.len > HEAD_BYTES)
+    }
+}
+
+/// Entries of a Lookup, arriving.
+pub(super) struct Entries {
+    pub(super) id: u64,
+    pub(super) bytes: Vec<u8>,
+    got: usize,
+}
+
+impl Entries {
+    pub(super) fn new(id: u64, len: usize) -> Self {
+        Self { id, bytes: vec![0; len], got: 0 }
+    }
 }
 
 /// Silence after which a lane is given no more work while there may be another.
 const STALLED: Duration = Duration::from_millis(200);
 
-/// A value arriving in its extents.
+/// A part of a value arriving in its extents.
 pub(super) struct Body {
-    pub(super) header: ResponseHeader,
-    pub(super) room: Room,
-    pub(super) received: u64,
+    /// Of the request.
+    pub(super) id: u64,
+    pub(super) fill: FillId,
+    pub(super) part: Part,
+    /// Length of the whole value, for messages.
+    value_len: u64,
+    extents: ExtentList,
+    received: u64,
     started: Instant,
     pub(super) crc: u32,
-    /// The extent being filled and the bytes already in it.
+    /// The extent being filled and the bytes of it that lie before what comes next.
     extent: usize,
     filled: usize,
 }
 
 impl Body {
-    pub(super) fn new(header: ResponseHeader, room: Room) -> Self {
-        Self { header, room, received: 0, started: Instant::now(), crc: 0, extent: 0, filled: 0 }
+    /// `extents` are those of the whole value.
+    pub(super) fn new(id: u64, fill: FillId, part: Part, value_len: u64, extents: ExtentList) -> Self {
+        let (mut extent, mut skip) = (0, part.offset);
+        while extents.get(extent).is_some_and(|extent| skip >= extent.bytes() as u64) {
+            skip -= extents[extent].bytes() as u64;
+            extent += 1;
+        }
+        let filled = skip as usize;
+        Self { id, fill, part, value_len, extents, received: 0, started: Instant::now(), crc: 0, extent, filled }
     }
 
     /// How long the rest will take at the speed so far; `None` if nothing has come yet.
     pub(super) fn time_left(&self, now: Instant) -> Option<Duration> {
         let per_byte = now.saturating_duration_since(self.started).as_secs_f64() / self.received as f64;
-        Duration::try_from_secs_f64(per_byte * (self.header.body_len - self.received) as f64).ok()
+        Duration::try_from_secs_f64(per_byte * (self.part.len - self.received) as f64).ok()
     }
 
     /// Where the next bytes go, and how many at most.
     fn next(&self, arena: &Arena, most: usize) -> (*mut u8, usize) {
-        let extent = self.room.extents[self.extent];
+        let extent = self.extents[self.extent];
         let room = extent.len as usize * GRANULE_BYTES - self.filled;
-        let left = self.header.body_len - self.received;
+        let left = self.part.len - self.received;
         let len = (room as u64).min(left).min(most as u64) as usize;
         // SAFETY: `filled` is less than the extent's length, so the pointer stays inside it.
         (unsafe { arena.ptr(extent).as_ptr().add(self.filled) }, len)
     }
 
-    /// Takes note of received bytes. True when the value is complete.
+    /// Takes note of received bytes. True when the part is complete.
     fn advance(&mut self, arena: &Arena, bytes: usize) -> bool {
         let (start, _) = self.next(arena, bytes);
         // SAFETY: the kernel has just written these bytes of this body's own room, and has let go of them.
@@ -85,11 +150,11 @@ impl Body {
         self.crc = crate::checksum::crc32c_append(self.crc, fresh);
         self.received += bytes as u64;
         self.filled += bytes;
-        if self.filled == self.room.extents[self.extent].len as usize * GRANULE_BYTES {
+        if self.filled == self.extents[self.extent].len as usize * GRANULE_BYTES {
             self.extent += 1;
             self.filled = 0;
         }
-        self.received == self.header.body_len
+        self.received == self.part.len
     }
 }
 
@@ -98,8 +163,9 @@ pub(super) enum Arrived {
     /// Nothing yet; the next operation is on its way.
     More,
     Header(ResponseHeader),
-    /// Every byte of a value is there.
-    Value(Body),
+    /// Every byte of a part is there.
+    Part(Body),
+    Entries(Entries),
     /// An unwanted answer is over.
     Discarded,
 }
@@ -109,8 +175,11 @@ pub(super) struct Lane {
     pub(super) peer: usize,
     pub(super) state: LaneState,
     pub(super) receive: Receive,
-    /// Fills whose answers this lane owes, oldest first.
-    pub(super) outstanding: Vec<FillId>,
+    /// What it owes, oldest first.
+    pub(super) outstanding: VecDeque<Ask>,
+    /// Bytes that it owes, at most, and those of them that are parts of large values.
+    pub(super) owed_bytes: u64,
+    pub(super) owed_bulk_bytes: u64,
     /// The one fill that it owes is suspected of breaking lanes; it takes no other.
     pub(super) suspect: bool,
     pub(super) connected: bool,
@@ -118,8 +187,8 @@ pub(super) struct Lane {
     pub(super) opened: Instant,
     /// It has delivered an answer: its end is not held against the peer.
     pub(super) delivered: bool,
-    /// It is given up for our own convenience: its end is held against nobody.
-    pub(super) forgone: bool,
+    /// When it last was of use.
+    pub(super) used: Instant,
     /// Since when the peer has owed the bytes of the present step; `None` if it owes nothing.
     pub(super) owed_since: Option<Instant>,
     fd: OwnedFd,
@@ -158,12 +227,14 @@ impl Lane {
             peer,
             state: LaneState::Connecting,
             receive: Receive::Header { got: 0 },
-            outstanding: Vec::new(),
+            outstanding: VecDeque::new(),
+            owed_bytes: 0,
+            owed_bulk_bytes: 0,
             suspect: false,
             connected: false,
             opened: now,
             delivered: false,
-            forgone: false,
+            used: now,
             owed_since: Some(now),
             fd,
             address,
@@ -216,16 +287,43 @@ impl Lane {
         self.receive_next(transport, arena, receive_bytes);
     }
 
-    /// Queues a request, encoded by `encode`, for the answer to `fill`.
-    pub(super) fn ask<R>(
-        &mut self,
-        fill: FillId,
-        now: Instant,
-        encode: impl FnOnce(&mut Vec<u8>) -> R,
-    ) -> R {
-        self.outstanding.push(fill);
+    /// Queues a request, encoded by `encode`.
+    pub(super) fn ask<R>(&mut self, ask: Ask, now: Instant, encode: impl FnOnce(&mut Vec<u8>) -> R) -> R {
+        self.owed_bytes += ask.what.bytes();
+        self.owed_bulk_bytes += if ask.what.is_bulk() { ask.what.bytes() } else { 0 };
+        self.outstanding.push_back(ask);
         self.owed_since.get_or_insert(now);
+        self.used = now;
         encode(&mut self.unsent)
+    }
+
+    /// What it owes under this name.
+    pub(super) fn asked(&self, id: u64) -> Option<&What> {
+        // Peers answer in order, nearly always.
+        self.outstanding.iter().find(|ask| ask.id == id).map(|ask| &ask.what)
+    }
+
+    /// The first bytes have turned out to be a part of this size.
+    pub(super) fn turn_into_part(&mut self, id: u64, part: Part) {
+        if let Some(ask) = self.outstanding.iter_mut().find(|ask| ask.id == id)
+            && let What::Head(fill) = ask.what
+        {
+            self.owed_bytes -= ask.what.bytes();
+            ask.what = What::Part(fill, part);
+            self.owed_bytes += part.len;
+        }
+    }
+
+    /// What was asked for under this name is over.
+    pub(super) fn settle(&mut self, id: u64) -> Option<What> {
+        let place = self.outstanding.iter().position(|ask| ask.id == id)?;
+        let Ask { what, .. } = self.outstanding.remove(place)?;
+        self.owed_bytes -= what.bytes();
+        self.owed_bulk_bytes -= if what.is_bulk() { what.bytes() } else { 0 };
+        if self.outstanding.is_empty() {
+            (self.owed_since, self.suspect) = (None, false);
+        }
+        Some(what)
     }
 
     /// Sends what is queued, if no send is under way.
@@ -252,7 +350,7 @@ impl Lane {
         self.send_next(transport);
     }
 
-    /// Starts the next receive operation, unless paused.
+    /// Starts the next receive operation.
     pub(super) fn receive_next(&mut self, transport: &mut dyn Transport, arena: &Arena, receive_bytes: usize) {
         debug_assert!(!self.receive_in_flight);
         let (into, len) = match &mut self.receive {
@@ -262,17 +360,21 @@ impl Lane {
                 self.discard.resize(DISCARD_BYTES, 0);
                 (self.discard.as_mut_ptr(), (*left).min(DISCARD_BYTES as u64) as usize)
             }
-            Receive::NoRoom { .. } => return,
+            Receive::Entries(entries) => {
+                (entries.bytes[entries.got..].as_mut_ptr(), entries.bytes.len() - entries.got)
+            }
         };
         self.receive_in_flight = true;
-        // SAFETY: the three targets belong to this lane (the body's room is its own until it is published or
-        // cancelled, which happens only when no receive is in flight), and the lane outlives its operations.
+        // SAFETY: header, entries and discard buffer belong to this lane, which outlives its operations. The room
+        // belongs to the body's fill, which keeps it while this lane has not settled what it was asked for; that
+        // happens only when no receive is in flight. No two lanes are asked for one part at a time.
         unsafe { transport.receive(&self.fd, into, len, self.token(LaneOp::Receive)) };
     }
 
     /// Takes note of received bytes. Errors are breaches of the protocol, in words.
     pub(super) fn received(&mut self, bytes: usize, now: Instant, arena: &Arena) -> Result<Arrived, String> {
         self.owed_since = (!self.outstanding.is_empty()).then_some(now);
+        self.used = now;
         match &mut self.receive {
             Receive::Header { got } => {
                 *got += bytes;
@@ -288,7 +390,7 @@ impl Lane {
                     return Ok(Arrived::More);
                 }
                 match std::mem::replace(&mut self.receive, Receive::Header { got: 0 }) {
-                    Receive::Body(body) => Ok(Arrived::Value(body)),
+                    Receive::Body(body) => Ok(Arrived::Part(body)),
                     _ => unreachable!("matched above"),
                 }
             }
@@ -302,7 +404,16 @@ impl Lane {
                 self.discard = Vec::new();
                 Ok(Arrived::Discarded)
             }
-            Receive::NoRoom { .. } => Err("bytes arrived on a paused lane".to_owned()),
+            Receive::Entries(entries) => {
+                entries.got += bytes;
+                if entries.got < entries.bytes.len() {
+                    return Ok(Arrived::More);
+                }
+                match std::mem::replace(&mut self.receive, Receive::Header { got: 0 }) {
+                    Receive::Entries(entries) => Ok(Arrived::Entries(entries)),
+                    _ => unreachable!("matched above"),
+                }
+            }
         }
     }
 
@@ -313,9 +424,11 @@ impl Lane {
             Receive::Header { got: 0 } => "between answers".to_owned(),
             Receive::Header { got } => format!("after {got} of {RESPONSE_HEADER_BYTES} bytes of a header"),
             Receive::Body(body) => {
-                format!("after {} of {} bytes of a value", body.received, body.header.body_len)
+                format!("after {} of {} bytes of a value", body.part.offset + body.received, body.value_len)
             }
-            Receive::NoRoom { header } => format!("before {} bytes of a value", header.body_len),
+            Receive::Entries(entries) => {
+                format!("after {} of {} bytes about the keys of a batch", entries.got, entries.bytes.len())
+            }
             Receive::Discard { left } => format!("with {left} bytes left of an unwanted answer"),
         }
     }

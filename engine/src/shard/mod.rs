@@ -9,25 +9,35 @@
 //! | `request` | what is asked, and how every path answers |
 //! | `value` | published values and leases |
 //! | `store` | slots, extents and eviction kept in step; no I/O |
-//! | `fills` | single flight; no I/O |
+//! | `fills`, `transfer` | single flight; a value's parts; no I/O |
 //! | `peers` | choice of the peer, back-off; no I/O |
+//! | `absent` | keys that the origin lately said it does not have; no I/O |
 //! | `lane` | one connection and the buffers that the kernel may touch |
-//! | `ring` | io_uring, the only file that names it |
-//! | `reactor`, `arrivals` | the loop, and what completions mean |
+//! | `transport` | io_uring or epoll |
+//! | `reactor` | the loop |
+//! | `room`, `groups`, `turn` | who waits for room; batches that must be held together |
+//! | `dispatch` | which lane is asked for what |
+//! | `arrivals`, `answers`, `ends` | what completions mean to lanes, and answers and failures to fills |
 
 mod absent;
+mod answers;
 mod arrivals;
 mod dispatch;
+mod ends;
 mod fills;
+mod groups;
 mod lane;
 mod peers;
 mod reactor;
 pub(crate) mod request;
+mod room;
 pub(crate) mod shared;
 mod store;
 #[cfg(test)]
 mod store_tests;
+mod transfer;
 mod transport;
+pub(crate) mod turn;
 mod value;
 
 pub use transport::{TransportReport, probe_ring};

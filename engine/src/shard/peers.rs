@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 pub(super) struct Peer {
     pub(super) address: SocketAddr,
-    /// Fills that no lane has been given.
-    pub(super) queue: VecDeque<FillId>,
+    /// The address as text, by which clients agree on a key's peer.
+    name: String,
+    pub(super) queues: Queues,
     /// Numbers of its lanes, in every state.
     pub(super) lanes: Vec<u64>,
     failures: u32,
@@ -20,9 +21,42 @@ pub(super) struct Peer {
     shunned: Option<(Instant, Error)>,
 }
 
+/// What no lane of a peer has been given yet. May name fills that have ended.
+#[derive(Default)]
+pub(super) struct Queues {
+    /// Fills about which the peer is to be asked in one request each.
+    pub(super) locates: VecDeque<Vec<FillId>>,
+    /// Fills of known, small values that have room.
+    pub(super) small: VecDeque<FillId>,
+    /// Fills of which nothing is known: the first bytes are asked for, and with them comes the rest of the knowledge.
+    pub(super) heads: VecDeque<FillId>,
+    /// Fills of large values that have room, of which parts are to be asked for, in turn.
+    pub(super) bulk: VecDeque<FillId>,
+}
+
+impl Queues {
+    pub(super) fn is_empty(&self) -> bool {
+        self.locates.is_empty() && self.small.is_empty() && self.heads.is_empty() && self.bulk.is_empty()
+    }
+
+    /// Takes everything out.
+    pub(super) fn take_all(&mut self) -> Vec<FillId> {
+        let located = self.locates.drain(..).flatten();
+        located.chain(self.small.drain(..)).chain(self.heads.drain(..)).chain(self.bulk.drain(..)).collect()
+    }
+}
+
 impl Peer {
     pub(super) fn new(address: SocketAddr) -> Self {
-        Self { address, queue: VecDeque::new(), lanes: Vec::new(), failures: 0, lost: 0, shunned: None }
+        Self {
+            address,
+            name: address.to_string(),
+            queues: Queues::default(),
+            lanes: Vec::new(),
+            failures: 0,
+            lost: 0,
+            shunned: None,
+        }
     }
 
     /// Why the peer is not to be tried now.
@@ -62,8 +96,7 @@ pub(super) fn choose(peers: &[Peer], namespace: &str, key: &OwnedKey) -> usize {
     // Not the table's hash: that one is seeded per cache, and clients must agree with each other.
     let base = crc32c::crc32c_append(crc32c::crc32c(namespace.as_bytes()), &key.bytes);
     let score = |peer: &Peer| {
-        let address = peer.address.to_string();
-        mix(u64::from(crc32c::crc32c_append(base, address.as_bytes())) << 32 | u64::from(base))
+        mix(u64::from(crc32c::crc32c_append(base, peer.name.as_bytes())) << 32 | u64::from(base))
     };
     (0..peers.len()).max_by_key(|&i| score(&peers[i])).unwrap_or(0)
 }

@@ -1,14 +1,16 @@
-//! The shard's loop: requests in, operations out, sleep. Which lane is asked for what is in `dispatch`, answers from
-//! peers are in `arrivals`.
+//! The shard's loop: requests in, operations out, sleep. What the rest of the shard does between two sleeps is in the
+//! files named in [`super`].
 
 use super::absent::Absent;
 use super::fills::{Fill, FillId, Fills, Stage};
+use super::groups::{Group, GroupId};
 use super::lane::Lane;
 use super::peers::{self, Peer};
 use super::request::{Answer, Fetch, Request, Reservation, Scope, Waiter};
-use super::transport::Transport;
+use super::room::Starving;
 use super::shared::Shared;
-use super::store::{NoRoom, Store};
+use super::store::Store;
+use super::transport::Transport;
 use super::value::Value;
 use crate::config::{Admission, Config};
 use crate::key::OwnedKey;
@@ -23,12 +25,6 @@ use std::time::{Duration, Instant};
 /// Requests taken per turn of the loop, so that a flood of them does not keep completions waiting.
 const REQUESTS_PER_TURN: usize = 64;
 
-/// Who waits for room, oldest first. The first is served first: a large value is not overtaken for ever.
-pub(super) enum Starving {
-    Lane(u64),
-    Put { hash: u64, key: OwnedKey, len: u64, deadline: Instant, waiter: Waiter },
-}
-
 pub(super) struct Reactor {
     /// First, so that it is dropped before what keeps the arena mapped.
     pub(super) transport: Box<dyn Transport>,
@@ -40,11 +36,16 @@ pub(super) struct Reactor {
     pub(super) peers: Vec<Peer>,
     pub(super) lanes: HashMap<u64, Lane>,
     pub(super) starving: VecDeque<Starving>,
+    pub(super) groups: HashMap<GroupId, Group>,
+    /// Groups for which something has changed.
+    pub(super) groups_to_try: Vec<GroupId>,
+    pub(super) last_group: GroupId,
     pub(super) last_lane: u64,
+    last_request: u64,
     /// Deadlines of fills, earliest first. Outdated entries are skipped when they come up.
-    deadlines: BinaryHeap<Reverse<(Instant, FillId)>>,
+    pub(super) deadlines: BinaryHeap<Reverse<(Instant, FillId)>>,
     /// Peers with queued fills that were not yet looked at.
-    pending_peers: Vec<usize>,
+    pub(super) pending_peers: Vec<usize>,
     bell_armed: bool,
     stopping: bool,
 }
@@ -66,7 +67,11 @@ impl Reactor {
             fills: Fills::default(),
             lanes: HashMap::new(),
             starving: VecDeque::new(),
+            groups: HashMap::new(),
+            groups_to_try: Vec::new(),
+            last_group: 0,
             last_lane: 0,
+            last_request: 0,
             deadlines: BinaryHeap::new(),
             pending_peers: Vec::new(),
             bell_armed: false,
@@ -85,9 +90,12 @@ impl Reactor {
             self.take_requests();
             self.take_dropped_reservations();
             // Before looking for what it was about: a pin that goes from here on nudges anew.
-            self.shared.bell.doorbell().take_nudge();
+            if self.shared.bell.doorbell().take_nudge() {
+                self.try_all_groups();
+            }
             // Also when nobody wants room: the gauges tell what is in use.
             self.store.reclaim(&self.shared.counters);
+            self.try_groups();
             self.feed_starving();
             for peer in std::mem::take(&mut self.pending_peers) {
                 self.dispatch(peer);
@@ -152,11 +160,8 @@ impl Reactor {
         for _ in 0..REQUESTS_PER_TURN {
             let Some(request) = self.shared.next_request() else { return };
             match request {
-                Request::Fetch { keys, deadline } => {
-                    for fetch in keys {
-                        self.fetch(fetch, deadline);
-                    }
-                }
+                Request::Fetch { keys, deadline } => self.fetch(keys, deadline),
+                Request::Group { members, turn, deadline } => self.begin_group(members, turn, deadline),
                 Request::Reserve { hash, key, len, deadline, waiter } => {
                     self.reserve(hash, key, len, deadline, waiter);
                 }
@@ -167,10 +172,12 @@ impl Reactor {
         }
     }
 
-    fn fetch(&mut self, fetch: Fetch, deadline: Instant) {
+    /// Answers one who wants a value, or lets it wait for the value's fill. Returns the fill if it is a new one, which
+    /// is then to be queued.
+    pub(super) fn fetch_one(&mut self, fetch: Fetch, deadline: Instant) -> Option<FillId> {
         let Fetch { hash, key, waiter } = fetch;
         if waiter.as_ref().is_some_and(Waiter::is_gone) {
-            return;
+            return None;
         }
         if let Some(slot) = self.store.lookup(hash, key.borrow()) {
             self.counters().late_hits.add(1);
@@ -180,16 +187,12 @@ impl Reactor {
             {
                 waiter.answer(Answer::Value(Ok(Some(self.shared.grant(pin)))));
             }
-            return;
+            return None;
         }
         if let Some(id) = self.fills.find(hash, key.borrow()) {
             self.counters().joined.add(1);
-            if let Some(fill) = self.fills.get_mut(id) {
-                fill.waiters.extend(waiter.map(|waiter| (waiter, deadline)));
-                fill.deadline = fill.deadline.max(deadline);
-                self.deadlines.push(Reverse((deadline, id)));
-            }
-            return;
+            self.join(id, waiter, deadline);
+            return None;
         }
         let known_absent = self.absent.contains(hash, key.borrow(), Instant::now());
         self.counters().absent_hits.add(u64::from(known_absent));
@@ -197,69 +200,43 @@ impl Reactor {
             if let Some(waiter) = waiter {
                 waiter.answer(Answer::Value(Ok(None)));
             }
-            return;
+            return None;
         }
-        self.start_fill(hash, key, waiter, deadline);
+        let id = self.start_fill(hash, key, deadline);
+        self.join(id, waiter, deadline);
+        Some(id)
     }
 
-    fn start_fill(&mut self, hash: u64, key: OwnedKey, waiter: Option<Waiter>, deadline: Instant) {
+    /// Lets somebody wait for a fill.
+    fn join(&mut self, id: FillId, waiter: Option<Waiter>, deadline: Instant) {
+        let Some(fill) = self.fills.get_mut(id) else { return };
+        fill.waiters.extend(waiter.map(|waiter| (waiter, deadline)));
+        fill.deadline = fill.deadline.max(deadline);
+        self.deadlines.push(Reverse((deadline, id)));
+        if fill.stage == Stage::NoRoom {
+            // Of a group that waits for more than this; now it is wanted by itself.
+            self.want_room(id);
+        }
+    }
+
+    /// Begins a fill, which is then to be queued.
+    pub(super) fn start_fill(&mut self, hash: u64, key: OwnedKey, deadline: Instant) -> FillId {
         let peer = peers::choose(&self.peers, &Namespaces::of_process().name(key.namespace), &key);
-        let waiters = waiter.into_iter().map(|waiter| (waiter, deadline)).collect();
-        let fill =
-            Fill { hash, key, peer, stage: Stage::Queued, live: true, waiters, deadline, attempts: 0 };
-        let id = self.fills.start(fill);
+        let id = self.fills.start(Fill::new(hash, key, peer, deadline));
         self.counters().fills.add(1);
         self.count_fills();
         self.deadlines.push(Reverse((deadline, id)));
-        self.peers[peer].queue.push_back(id);
-        self.pending_peers.push(peer);
+        id
+    }
+
+    /// A name for a request on the wire.
+    pub(super) fn next_request_id(&mut self) -> u64 {
+        self.last_request += 1;
+        self.last_request
     }
 
     pub(super) fn count_fills(&self) {
         self.counters().fills_in_flight.set(self.fills.len() as u64);
-    }
-
-    /// Ends a fill with an error to all who wait.
-    pub(super) fn fail_fill(&mut self, id: FillId, error: &Error) {
-        if let Some(mut fill) = self.fills.remove(id) {
-            // Counted before anybody is told. A fill that is no longer live was counted when it died.
-            self.counters().fills_failed.add(u64::from(fill.live));
-            self.count_fills();
-            fill.fail_waiters(error);
-        }
-    }
-
-    fn reserve(&mut self, hash: u64, key: OwnedKey, len: u64, deadline: Instant, waiter: Waiter) {
-        if waiter.is_gone() {
-            return;
-        }
-        if !self.starving.is_empty() {
-            self.starving.push_back(Starving::Put { hash, key, len, deadline, waiter });
-            return;
-        }
-        self.try_reserve(hash, key, len, deadline, waiter);
-    }
-
-    /// False if it must wait (and has been queued again, in front).
-    fn try_reserve(&mut self, hash: u64, key: OwnedKey, len: u64, deadline: Instant, waiter: Waiter) -> bool {
-        match self.store.reserve(hash, len, &self.shared.counters) {
-            Ok(room) => {
-                let reservation =
-                    Reservation::new(self.shared.clone(), room.slot, room.extents.clone(), len);
-                self.store.lend(hash, key, room, len, &self.shared.counters);
-                waiter.answer(Answer::Reserved(Ok(reservation)));
-                true
-            }
-            Err(NoRoom::Never) => {
-                let arena_bytes = self.store.arena_bytes();
-                waiter.fail(Error::ValueTooLarge { value_bytes: len, arena_bytes });
-                true
-            }
-            Err(NoRoom::Pinned) => {
-                self.starving.push_front(Starving::Put { hash, key, len, deadline, waiter });
-                false
-            }
-        }
     }
 
     fn commit(&mut self, reservation: Reservation, crc32c: u32, waiter: Waiter) {
@@ -280,20 +257,18 @@ impl Reactor {
     /// Breaks a fill's fence: what it brings is older than what just happened to its key, and will not be
     /// published. Those who waited for it are served anew.
     fn fence(&mut self, id: FillId) {
-        let Some(fill) = self.fills.get(id) else { return };
-        let (stage, hash, key) = (fill.stage, fill.hash, fill.key.clone());
+        let Some(fill) = self.fills.get_mut(id) else { return };
+        let (hash, key) = (fill.hash, fill.key.clone());
+        self.groups_to_try.append(&mut fill.groups);
         let waiters = self.fills.kill(id);
-        match stage {
-            Stage::Queued => drop(self.fills.remove(id)),
-            Stage::NoRoom => self.wake_paused(id),
-            // The lane ends it when the peer's answer is over.
-            Stage::Asked | Stage::Receiving => {}
-        }
+        self.bury(id);
         self.counters().fills_discarded.add(1);
         self.count_fills();
+        let mut unknown = Vec::new();
         for (waiter, deadline) in waiters {
-            self.fetch(Fetch { hash, key: key.clone(), waiter: Some(waiter) }, deadline);
+            unknown.extend(self.fetch_one(Fetch { hash, key: key.clone(), waiter: Some(waiter) }, deadline));
         }
+        self.ask_about(unknown);
     }
 
     fn invalidate(&mut self, scope: &Scope, waiter: Waiter) {
@@ -323,40 +298,11 @@ impl Reactor {
         }
     }
 
-    /// Serves those who wait for room, in order, as far as there is room.
-    fn feed_starving(&mut self) {
-        while let Some(next) = self.starving.pop_front() {
-            let served = match next {
-                Starving::Lane(lane) => self.resume(lane),
-                Starving::Put { waiter, .. } if waiter.is_gone() => true,
-                Starving::Put { hash, key, len, deadline, waiter } => {
-                    self.try_reserve(hash, key, len, deadline, waiter)
-                }
-            };
-            if !served {
-                return;
-            }
-        }
-        self.store.sated();
-    }
-
-    /// Why a value found no room.
-    pub(super) fn pinned_error(&self, value_bytes: u64) -> Error {
-        Error::Pinned {
-            value_bytes,
-            pinned_bytes: self.store.pinned_bytes(),
-            arena_bytes: self.store.arena_bytes(),
-        }
-    }
-
     fn next_deadline(&self) -> Option<Instant> {
         let fill = self.deadlines.peek().map(|Reverse((at, _))| *at);
         let lane = self.lanes.values().filter_map(|lane| self.lane_deadline(lane)).min();
-        let put = self.starving.iter().filter_map(|starving| match starving {
-            Starving::Put { deadline, .. } => Some(*deadline),
-            Starving::Lane(_) => None,
-        });
-        fill.into_iter().chain(lane).chain(put).min()
+        let (put, group) = (self.next_put_deadline(), self.next_group_deadline());
+        fill.into_iter().chain(lane).chain(put).chain(group).min()
     }
 
     /// When the lane's peer has owed the present step for too long.
@@ -365,23 +311,15 @@ impl Reactor {
             super::lane::LaneState::Connecting => Duration::from_millis(self.config.connect_timeout_ms),
             _ => self.config.receive_timeout(),
         };
-        if matches!(lane.receive, super::lane::Receive::NoRoom { .. }) {
-            // It is us who keep the peer waiting.
-            return None;
-        }
         lane.owed_since.map(|since| since + allowed)
     }
 
     fn expire(&mut self, now: Instant) {
-        if self.deadlines.peek().is_some_and(|Reverse((at, _))| *at <= now) {
-            // Before the first of them ends: with it the pause may end that held up the others.
-            let held_up = self.held_up();
-            while let Some(&Reverse((at, id))) = self.deadlines.peek()
-                && at <= now
-            {
-                self.deadlines.pop();
-                self.expire_fill(id, now, &held_up);
-            }
+        while let Some(&Reverse((at, id))) = self.deadlines.peek()
+            && at <= now
+        {
+            self.deadlines.pop();
+            self.expire_fill(id, now);
         }
         let late: Vec<u64> = self
             .lanes
@@ -393,21 +331,7 @@ impl Reactor {
             self.lane_too_slow(lane);
         }
         self.expire_puts(now);
-    }
-
-    fn expire_puts(&mut self, now: Instant) {
-        let late = |starving: &Starving| matches!(starving, Starving::Put { deadline, .. } if *deadline <= now);
-        if !self.starving.iter().any(late) {
-            return;
-        }
-        let all = std::mem::take(&mut self.starving);
-        let (gone, left): (VecDeque<_>, VecDeque<_>) = all.into_iter().partition(late);
-        self.starving = left;
-        for starving in gone {
-            if let Starving::Put { len, waiter, .. } = starving {
-                waiter.fail(self.pinned_error(len));
-            }
-        }
+        self.expire_groups(now);
     }
 
     /// Begins the end: everybody is told, every operation is cancelled. The loop goes on until the kernel has
@@ -416,6 +340,7 @@ impl Reactor {
         self.stopping = true;
         self.shared.close();
         self.starving.clear();
+        self.groups.clear();
         let ids: Vec<FillId> = self.fills.iter().map(|(id, _)| id).collect();
         for id in ids {
             self.fail_fill(id, &Error::ShutDown);
@@ -432,6 +357,7 @@ impl Reactor {
     /// After a panic: answers everybody, and touches nothing that the kernel may own.
     pub(super) fn abandon(&mut self) {
         self.starving.clear();
+        self.groups.clear();
         self.fills = Fills::default();
     }
 

@@ -2,6 +2,7 @@
 //! dropped, so no path through a shard, its shutdown or its panic can leave a caller waiting.
 
 use super::shared::Shared;
+use super::turn::Turn;
 use super::value::Lease;
 use crate::call::Call;
 use crate::key::{Key, OwnedKey};
@@ -67,6 +68,22 @@ pub(crate) struct Fetch {
     pub(crate) waiter: Option<Waiter>,
 }
 
+/// One key of those that are wanted together.
+pub(crate) struct Member {
+    pub(crate) hash: u64,
+    pub(crate) key: OwnedKey,
+    pub(crate) waiter: Waiter,
+    /// The value, if the caller found it.
+    pub(crate) lease: Option<Lease>,
+}
+
+impl Member {
+    /// Gives out the value if it is there, else the error.
+    pub(crate) fn settle(self, error: &Error) {
+        self.waiter.answer(Answer::Value(self.lease.map_or_else(|| Err(error.clone()), |lease| Ok(Some(lease)))));
+    }
+}
+
 /// What to forget.
 pub(crate) enum Scope {
     Key(u64, OwnedKey),
@@ -93,6 +110,8 @@ impl Scope {
 pub(crate) enum Request {
     /// Find or fetch keys.
     Fetch { keys: Vec<Fetch>, deadline: Instant },
+    /// Find or fetch keys whose values are to be held together. With a turn where other shards have some of them too.
+    Group { members: Vec<Member>, turn: Option<Turn>, deadline: Instant },
     /// Find room for a value that the caller will write.
     Reserve { hash: u64, key: OwnedKey, len: u64, deadline: Instant, waiter: Waiter },
     /// The caller has written: publish.
@@ -112,6 +131,7 @@ impl Request {
                     waiter.fail(error.clone());
                 }
             }
+            Request::Group { members, .. } => members.into_iter().for_each(|member| member.settle(error)),
             Request::Reserve { waiter, .. }
             | Request::Commit { waiter, .. }
             | Request::Invalidate { waiter, .. } => waiter.fail(error.clone()),

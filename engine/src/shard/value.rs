@@ -48,6 +48,10 @@ impl Lease {
         self.shared.table.entry(&self.pin)
     }
 
+    pub(crate) fn key(&self) -> &OwnedKey {
+        &self.value().key
+    }
+
     /// Length of the value in bytes.
     pub fn len(&self) -> u64 {
         self.value().len

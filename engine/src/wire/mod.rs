@@ -30,7 +30,7 @@
 //!
 //! | op | request body | body of an `Ok` response |
 //! |---|---|---|
-//! | Get | `range_offset` u64, `range_len` u64 ([`RANGE_TO_END`]: all that follows), `expected_version` u64 ([`ANY_VERSION`]: any), `namespace_len` u16, `key_len` u16, namespace, key | the range's bytes |
+//! | Get | `range_offset` u64, `range_len` u64 (at most; fewer where the value ends before; [`RANGE_TO_END`]: all that follows), `expected_version` u64 ([`ANY_VERSION`]: any), `namespace_len` u16, `key_len` u16, namespace, key | the range's bytes |
 //! | Lookup | `count` u32, then per key `namespace_len` u16, `key_len` u16, namespace, key | per key a [`LookupEntry`] of 24 bytes, in the order asked |
 //! | Put | `namespace_len` u16, `key_len` u16, `value_crc32c` u32, `value_len` u64, namespace, key, value | none; the header tells the new version |
 //! | Remove | `namespace_len` u16, `key_len` u16, namespace, key | none |
@@ -135,7 +135,7 @@ pub enum Status {
     Absent = 10,
     /// The value has another version than the one expected; the header tells which.
     VersionMismatch = 20,
-    /// The range does not lie inside the value; the header tells the value's length.
+    /// The range begins behind the value's end; the header tells the value's length.
     RangeOutside = 30,
     /// The server takes no Put and no Remove.
     ReadOnly = 40,

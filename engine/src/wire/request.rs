@@ -107,7 +107,7 @@ pub struct GetRequest<'a> {
     pub key: KeyRef<'a>,
     /// First byte wanted.
     pub range_offset: u64,
-    /// Bytes wanted; [`RANGE_TO_END`](super::RANGE_TO_END) means all that follow.
+    /// Bytes wanted at most; [`RANGE_TO_END`](super::RANGE_TO_END) means all that follow.
     pub range_len: u64,
     /// Version wanted; [`ANY_VERSION`](super::ANY_VERSION) means whichever is stored.
     pub expected_version: u64,

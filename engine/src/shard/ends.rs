@@ -1,0 +1,153 @@
+//! Ends: of lanes, with what they owed, and of fills whose time is up.
+
+use super::fills::{FillId, Stage};
+use super::lane::{Ask, LaneState, Receive, What};
+use super::reactor::Reactor;
+use super::request::Answer;
+use crate::Error;
+use std::cmp::Reverse;
+use std::time::Instant;
+
+/// Lanes that may fail under one fill, without progress in between, before the fill fails.
+const ATTEMPTS: u32 = 2;
+
+impl Reactor {
+    pub(super) fn lane_too_slow(&mut self, id: u64) {
+        if let Some(lane) = self.lanes.get(&id) {
+            let allowed_ms = match lane.state {
+                LaneState::Connecting => self.config.connect_timeout_ms,
+                _ => self.config.receive_timeout_ms,
+            };
+            let reason = format!("no progress within {allowed_ms} ms, {}", lane.progress());
+            self.break_lane(id, reason);
+        }
+    }
+
+    /// The kernel has given back everything of a closing lane: drop it, and see to the fills it owed.
+    pub(super) fn lane_gone(&mut self, id: u64) {
+        let Some(mut lane) = self.lanes.remove(&id) else { return };
+        self.transport.forget(id);
+        self.counters().lanes.set(self.lanes.len() as u64);
+        let LaneState::Closing(why) = &lane.state else { return };
+        let peer = lane.peer;
+        self.peers[peer].lanes.retain(|&other| other != id);
+        let now = Instant::now();
+        if !self.is_stopping() && (!lane.outstanding.is_empty() || !lane.connected) {
+            self.counters().lanes_failed.add(1);
+            // A connection that is lost before it answers may be the fault of what was asked; more of them
+            // in a row than one key can break are the peer's.
+            if !lane.connected || (!lane.delivered && self.peers[peer].lost_in_a_row() > ATTEMPTS) {
+                self.shun(peer, now, now.saturating_duration_since(lane.opened), reason_of(why));
+            }
+        }
+        for Ask { what, .. } in std::mem::take(&mut lane.outstanding).into_iter().rev() {
+            match what {
+                What::Head(fill) => {
+                    self.settled(fill);
+                    self.retry_or_fail(fill, why, lane.opened, now);
+                }
+                What::Part(fill, part) => {
+                    if let Some(transfer) = self.fills.get_mut(fill).and_then(|fill| fill.transfer.as_mut()) {
+                        transfer.lose(part);
+                    }
+                    self.settled(fill);
+                    self.retry_or_fail(fill, why, lane.opened, now);
+                }
+                // It was none of the keys' fault, most likely; should it be, asking one by one will show.
+                What::Locate(fills) => self.ask_one_by_one(&fills),
+                What::Ping => {}
+            }
+        }
+        self.dispatch(peer);
+    }
+
+    fn retry_or_fail(&mut self, id: FillId, why: &Error, opened: Instant, now: Instant) {
+        let Some(fill) = self.fills.get_mut(id).filter(|fill| fill.live) else { return };
+        fill.lane_failed(opened, now);
+        if fill.attempts >= ATTEMPTS || fill.deadline <= now {
+            return self.fail_fill(id, why);
+        }
+        let queues = &mut self.peers[fill.peer].queues;
+        let queue = match fill.about {
+            None => &mut queues.heads,
+            Some(about) if about.len <= super::lane::HEAD_BYTES => &mut queues.small,
+            Some(_) => &mut queues.bulk,
+        };
+        if fill.about.is_none() {
+            fill.stage = Stage::Queued;
+        }
+        if !queue.contains(&id) {
+            queue.push_front(id);
+        }
+    }
+
+    /// Ends a fill with an error to all who wait.
+    pub(super) fn fail_fill(&mut self, id: FillId, error: &Error) {
+        let Some(fill) = self.fills.get_mut(id).filter(|fill| fill.live) else { return };
+        let groups = std::mem::take(&mut fill.groups);
+        let (hash, key) = (fill.hash, fill.key.clone());
+        let waiters = self.fills.kill(id);
+        // Counted before anybody is told.
+        self.counters().fills_failed.add(1);
+        self.bury(id);
+        for (waiter, _) in waiters {
+            waiter.fail(error.clone());
+        }
+        self.tell_groups_of(&groups, hash, &key, || Answer::Value(Err(error.clone())));
+    }
+
+    /// A deadline of the fill has passed: of one who waits for it, or its own.
+    pub(super) fn expire_fill(&mut self, id: FillId, now: Instant) {
+        let Some(fill) = self.fills.get(id).filter(|fill| fill.live) else { return };
+        let stage = fill.stage;
+        let error = match self.short_of_bytes(stage, fill.about.map(|about| about.len)) {
+            Some(value_bytes) => self.pinned_error(value_bytes),
+            None => Error::DeadlinePassed { stage: stage.as_str() },
+        };
+        let Some(fill) = self.fills.get_mut(id) else { return };
+        fill.fail_late_waiters(now, &error);
+        if fill.deadline > now {
+            return;
+        }
+        match stage {
+            Stage::Receiving => self.receive_for_nobody(id, now),
+            _ => self.fail_fill(id, &error),
+        }
+    }
+
+    /// If a fill in this stage does not go on for want of room: how many bytes are wanted.
+    fn short_of_bytes(&self, stage: Stage, len: Option<u64>) -> Option<u64> {
+        let held_back = stage == Stage::Queued && !self.starving.is_empty();
+        (stage == Stage::NoRoom || held_back).then(|| len.or_else(|| self.first_starving_bytes()).unwrap_or(0))
+    }
+
+    /// Nobody waits any longer for a value that is arriving. Whoever asks next is glad of it, unless it comes so slowly
+    /// that it would keep its lanes from others for longer than a silent peer may.
+    fn receive_for_nobody(&mut self, id: FillId, now: Instant) {
+        let patience = self.config.receive_timeout();
+        let Some(fill) = self.fills.get_mut(id) else { return };
+        let left = fill.transfer.as_ref().and_then(|transfer| transfer.time_left(now));
+        if left.is_some_and(|left| left <= patience) {
+            fill.deadline = now + patience;
+            self.deadlines.push(Reverse((fill.deadline, id)));
+            return;
+        }
+        self.fail_fill(id, &Error::DeadlinePassed { stage: Stage::Receiving.as_str() });
+        let slow = |receive: &Receive| match receive {
+            Receive::Body(body) if body.fill == id => body.time_left(now).is_none_or(|left| left > patience),
+            _ => false,
+        };
+        let lanes: Vec<u64> = self.lanes.values().filter(|lane| slow(&lane.receive)).map(|lane| lane.id).collect();
+        for lane in lanes {
+            let progress = self.lanes.get(&lane).map_or_else(String::new, super::lane::Lane::progress);
+            self.break_lane(lane, format!("too slow to wait for, {progress}"));
+        }
+    }
+}
+
+fn reason_of(error: &Error) -> String {
+    match error {
+        Error::PeerUnavailable { reason, .. } | Error::Protocol { reason, .. } => reason.to_string(),
+        other => other.to_string(),
+    }
+}

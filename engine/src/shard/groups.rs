@@ -1,0 +1,332 @@
+//! Batches whose values must be held together: room for all of them at once, or nothing.
+//!
+//! A call for many leases pins what it gets until it has everything. Two such calls, each holding half of the memory and
+//! waiting for the other half, would wait for ever. So a group takes what it needs in one step: while it waits it has
+//! neither room nor pins, and when its turn comes it pins what is there, reserves room for everything else, and needs
+//! nothing more. Across shards the same holds by the order of [`Turn`].
+
+use super::fills::{FillId, Stage};
+use super::reactor::Reactor;
+use super::request::{Answer, Fetch, Member};
+use super::room::Starving;
+use super::store::{NoRoom, Room};
+use super::turn::Turn;
+use crate::Error;
+use crate::key::OwnedKey;
+use crate::memory::{GRANULE_BYTES, granules_for};
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::time::Instant;
+
+/// Names a group. Never used twice by one shard.
+pub(super) type GroupId = u64;
+
+pub(super) struct Group {
+    /// Who has no answer yet.
+    members: Vec<Member>,
+    deadline: Instant,
+    /// It stands among those who wait for room.
+    starving: bool,
+    /// Something is not known yet; nothing changes before it is told of.
+    waiting: bool,
+    /// What it needed when it last found no room.
+    wanted_bytes: u64,
+    turn: Option<Turn>,
+}
+
+impl Group {
+    /// Gives up the pins: nothing is held while something is waited for that others may hold.
+    fn let_go(&mut self) {
+        self.members.iter_mut().for_each(|member| member.lease = None);
+    }
+}
+
+/// How an attempt ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Attempt {
+    /// Every member has its answer or waits for a value that has room.
+    Over,
+    /// Something is not known yet.
+    Unknown,
+    /// Other shards come first.
+    NotItsTurn,
+    NoRoom,
+}
+
+/// What is still to be had for a group.
+struct Needs {
+    /// Fills whose values are known and have no room, each once.
+    unplaced: Vec<FillId>,
+    /// Bytes of memory of everything that the group will hold.
+    bytes: u64,
+}
+
+impl Reactor {
+    pub(super) fn begin_group(&mut self, members: Vec<Member>, turn: Option<Turn>, deadline: Instant) {
+        self.last_group += 1;
+        let group = Group { members, deadline, starving: false, waiting: false, wanted_bytes: 0, turn };
+        self.groups.insert(self.last_group, group);
+        self.groups_to_try.push(self.last_group);
+    }
+
+    /// Tries the groups for which something has changed.
+    pub(super) fn try_groups(&mut self) {
+        while let Some(id) = self.groups_to_try.pop() {
+            let Some(group) = self.groups.get_mut(&id) else { continue };
+            group.waiting = false;
+            if group.starving {
+                // Its turn comes in `feed_starving`.
+                continue;
+            }
+            if self.attempt(id) == Attempt::NoRoom {
+                self.starve(Starving::Group(id));
+            }
+        }
+    }
+
+    /// The same for all of them: it may be their turn now.
+    pub(super) fn try_all_groups(&mut self) {
+        self.groups_to_try.extend(self.groups.keys());
+    }
+
+    /// Tries a group that is the first to be given room. False if it goes on waiting in front.
+    pub(super) fn feed_group(&mut self, id: GroupId) -> bool {
+        match self.groups.get(&id) {
+            None => return true,
+            Some(group) if group.waiting => return false,
+            Some(_) => {}
+        }
+        match self.attempt(id) {
+            Attempt::Over => true,
+            Attempt::NoRoom | Attempt::Unknown => false,
+            Attempt::NotItsTurn => {
+                // Others here must not wait for what another shard waits for: they may be what it waits for.
+                if let Some(group) = self.groups.get_mut(&id) {
+                    group.starving = false;
+                }
+                true
+            }
+        }
+    }
+
+    /// Somebody waits for room: whoever holds pins while waiting for something else lets go of them.
+    pub(super) fn groups_let_go(&mut self) {
+        self.groups.values_mut().for_each(Group::let_go);
+    }
+
+    pub(super) fn group_is_starving(&mut self, id: GroupId) {
+        if let Some(group) = self.groups.get_mut(&id) {
+            group.starving = true;
+        }
+    }
+
+    fn attempt(&mut self, id: GroupId) -> Attempt {
+        let Some(mut group) = self.groups.remove(&id) else { return Attempt::Over };
+        group.members.retain(|member| !member.waiter.is_gone());
+        let needs = self.look(id, &mut group);
+        let attempt = match needs {
+            _ if group.members.is_empty() => Attempt::Over,
+            None => {
+                group.waiting = true;
+                Attempt::Unknown
+            }
+            Some(_) if group.turn.as_ref().is_some_and(|turn| !turn.has_come()) => {
+                group.let_go();
+                Attempt::NotItsTurn
+            }
+            Some(needs) if needs.bytes > self.store.arena_bytes() => {
+                self.refuse(&mut group, needs.bytes);
+                Attempt::Over
+            }
+            Some(needs) => match self.rooms_for(&needs) {
+                Some(rooms) => {
+                    self.grant(&mut group, rooms);
+                    Attempt::Over
+                }
+                None => {
+                    group.wanted_bytes = needs.bytes;
+                    group.let_go();
+                    Attempt::NoRoom
+                }
+            },
+        };
+        if attempt != Attempt::Over {
+            if group.starving || !self.starving.is_empty() {
+                group.let_go();
+            }
+            self.groups.insert(id, group);
+        }
+        attempt
+    }
+
+    /// Pins what is there and finds out about the rest. `None` if something is not known yet.
+    fn look(&mut self, id: GroupId, group: &mut Group) -> Option<Needs> {
+        let (mut needs, mut known) = (Needs { unplaced: Vec::new(), bytes: 0 }, true);
+        let mut unknown = Vec::new();
+        let mut counted = std::collections::HashSet::new();
+        let now = Instant::now();
+        for mut member in std::mem::take(&mut group.members) {
+            if member.lease.is_none()
+                && let Some(pin) = self.store.lookup(member.hash, member.key.borrow()).and_then(|slot| self.store.pin(slot))
+            {
+                member.lease = Some(self.shared.grant(pin));
+            }
+            if let Some(lease) = &member.lease {
+                let (_, slot, _) = lease.identity();
+                if counted.insert((false, u64::from(slot))) {
+                    needs.bytes += memory_of(lease.len());
+                }
+            } else if let Some(fill_id) = self.fills.find(member.hash, member.key.borrow()) {
+                let Some(fill) = self.fills.get_mut(fill_id) else { continue };
+                if let Some(about) = fill.about {
+                    if counted.insert((true, fill_id)) {
+                        needs.bytes += memory_of(about.len);
+                        if fill.stage == Stage::NoRoom {
+                            needs.unplaced.push(fill_id);
+                        }
+                    }
+                } else {
+                    known = false;
+                    fill.deadline = fill.deadline.max(group.deadline);
+                    if fill.groups.last() != Some(&id) {
+                        fill.groups.push(id);
+                    }
+                    if fill.stage == Stage::Queued && group.starving {
+                        // First bytes are not asked for while somebody waits for room; what the value is can be.
+                        unknown.push(fill_id);
+                    }
+                }
+            } else if self.peers.is_empty() || self.absent.contains(member.hash, member.key.borrow(), now) {
+                self.counters().absent_hits.add(u64::from(!self.peers.is_empty()));
+                member.waiter.answer(Answer::Value(Ok(None)));
+                continue;
+            } else {
+                known = false;
+                let fill_id = self.start_fill(member.hash, member.key.clone(), group.deadline);
+                if let Some(fill) = self.fills.get_mut(fill_id) {
+                    fill.groups.push(id);
+                }
+                unknown.push(fill_id);
+            }
+            group.members.push(member);
+        }
+        self.ask_about(unknown);
+        known.then_some(needs)
+    }
+
+    /// Room for every value that has none, or for none of them.
+    fn rooms_for(&mut self, needs: &Needs) -> Option<Vec<(FillId, Room)>> {
+        let mut rooms = Vec::with_capacity(needs.unplaced.len());
+        for &id in &needs.unplaced {
+            let Some((hash, about)) = self.fills.get(id).and_then(|fill| Some((fill.hash, fill.about?))) else { continue };
+            match self.store.reserve(hash, about.len, &self.shared.counters) {
+                Ok(room) => rooms.push((id, room)),
+                Err(NoRoom::Pinned | NoRoom::Never) => {
+                    for (_, room) in rooms {
+                        self.store.cancel(room, &self.shared.counters);
+                    }
+                    return None;
+                }
+            }
+        }
+        Some(rooms)
+    }
+
+    /// Everybody gets what is there, or waits for what now has room.
+    fn grant(&mut self, group: &mut Group, rooms: Vec<(FillId, Room)>) {
+        for Member { hash, key, waiter, lease } in group.members.drain(..) {
+            if let Some(lease) = lease {
+                waiter.answer(Answer::Value(Ok(Some(lease))));
+            } else if let Some(id) = self.fills.find(hash, key.borrow())
+                && let Some(fill) = self.fills.get_mut(id)
+            {
+                fill.waiters.push((waiter, group.deadline));
+                fill.deadline = fill.deadline.max(group.deadline);
+                self.deadlines.push(Reverse((group.deadline, id)));
+            }
+        }
+        for (id, room) in rooms {
+            if let Some(about) = self.fills.get(id).and_then(|fill| fill.about) {
+                self.begin_transfer(id, about, room);
+            }
+        }
+    }
+
+    /// All of it can never be held: what is there is given out, and the rest is refused.
+    fn refuse(&mut self, group: &mut Group, batch_bytes: u64) {
+        let values = group.members.len();
+        let error = Error::BatchTooLarge { values, batch_bytes, arena_bytes: self.store.arena_bytes() };
+        group.members.drain(..).for_each(|member| member.settle(&error));
+    }
+
+    /// The groups of a fill that ended without a value hear how.
+    pub(super) fn tell_groups(&mut self, fill: &super::fills::Fill, answer: impl Fn() -> Answer) {
+        self.tell_groups_of(&fill.groups, fill.hash, &fill.key, answer);
+    }
+
+    pub(super) fn tell_groups_of(&mut self, groups: &[GroupId], hash: u64, key: &OwnedKey, answer: impl Fn() -> Answer) {
+        for id in groups {
+            let Some(group) = self.groups.get_mut(id) else { continue };
+            let concerned = |member: &Member| member.hash == hash && member.key == *key && member.lease.is_none();
+            let (told, left) = std::mem::take(&mut group.members).into_iter().partition(concerned);
+            group.members = left;
+            let told: Vec<Member> = told;
+            told.into_iter().for_each(|member| member.waiter.answer(answer()));
+            self.groups_to_try.push(*id);
+        }
+    }
+
+    pub(super) fn next_group_deadline(&self) -> Option<Instant> {
+        self.groups.values().map(|group| group.deadline).min()
+    }
+
+    pub(super) fn expire_groups(&mut self, now: Instant) {
+        let late: Vec<GroupId> =
+            self.groups.iter().filter(|(_, group)| group.deadline <= now).map(|(&id, _)| id).collect();
+        for id in late {
+            let Some(mut group) = self.groups.remove(&id) else { continue };
+            let starving = group.starving || !self.starving.is_empty();
+            let error = match starving {
+                true => self.pinned_error(group.wanted_bytes.max(self.first_starving_bytes().unwrap_or(0))),
+                false => Error::DeadlinePassed { stage: Stage::Asked.as_str() },
+            };
+            group.members.drain(..).for_each(|member| member.settle(&error));
+        }
+    }
+
+    pub(super) fn group_wants(&self, id: GroupId) -> Option<u64> {
+        self.groups.get(&id).map(|group| group.wanted_bytes)
+    }
+
+    /// Starts to fetch what is wanted by itself, and asks about all of it at once where that is more than one thing.
+    pub(super) fn fetch(&mut self, keys: Vec<Fetch>, deadline: Instant) {
+        let mut unknown = Vec::new();
+        for fetch in keys {
+            unknown.extend(self.fetch_one(fetch, deadline));
+        }
+        self.ask_about(unknown);
+    }
+
+    /// Queues fills of which nothing is known: those of one peer together where there is more than one.
+    pub(super) fn ask_about(&mut self, unknown: Vec<FillId>) {
+        let mut per_peer: HashMap<usize, Vec<FillId>> = HashMap::new();
+        for id in unknown {
+            if let Some(fill) = self.fills.get(id) {
+                per_peer.entry(fill.peer).or_default().push(id);
+            }
+        }
+        for (peer, fills) in per_peer {
+            let queues = &mut self.peers[peer].queues;
+            match fills.as_slice() {
+                &[only] if self.starving.is_empty() => queues.heads.push_back(only),
+                _ => queues.locates.push_back(fills),
+            }
+            self.pending_peers.push(peer);
+        }
+    }
+}
+
+/// Bytes of memory that a value of this length takes.
+fn memory_of(len: u64) -> u64 {
+    granules_for(len) * GRANULE_BYTES as u64
+}

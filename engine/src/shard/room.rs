@@ -1,0 +1,142 @@
+//! Who waits for room, oldest first.
+//!
+//! The first is served first: a large value, or a group, is not overtaken for ever by small ones.
+
+use super::fills::FillId;
+use super::groups::GroupId;
+use super::reactor::Reactor;
+use super::request::{Answer, Reservation, Waiter};
+use super::store::NoRoom;
+use crate::Error;
+use crate::key::OwnedKey;
+use std::collections::VecDeque;
+use std::time::Instant;
+
+pub(super) enum Starving {
+    /// A known value.
+    Fill(FillId),
+    /// All that a batch must hold.
+    Group(GroupId),
+    /// A value that a caller will write.
+    Put { hash: u64, key: OwnedKey, len: u64, deadline: Instant, waiter: Waiter },
+}
+
+impl Reactor {
+    /// Queues somebody who found no room.
+    pub(super) fn starve(&mut self, starving: Starving) {
+        if let Starving::Group(id) = starving {
+            self.group_is_starving(id);
+        }
+        self.starving.push_back(starving);
+        self.groups_let_go();
+    }
+
+    pub(super) fn starve_fill(&mut self, id: FillId) {
+        if let Some(fill) = self.fills.get_mut(id).filter(|fill| !fill.starving) {
+            fill.starving = true;
+            self.starve(Starving::Fill(id));
+        }
+    }
+
+    pub(super) fn reserve(&mut self, hash: u64, key: OwnedKey, len: u64, deadline: Instant, waiter: Waiter) {
+        if waiter.is_gone() {
+            return;
+        }
+        if !self.starving.is_empty() {
+            self.starve(Starving::Put { hash, key, len, deadline, waiter });
+        } else if let Err(starving) = self.try_reserve(hash, key, len, deadline, waiter) {
+            self.starve(starving);
+        }
+    }
+
+    /// Gives room to a caller. An error is one who must wait.
+    fn try_reserve(
+        &mut self,
+        hash: u64,
+        key: OwnedKey,
+        len: u64,
+        deadline: Instant,
+        waiter: Waiter,
+    ) -> Result<(), Starving> {
+        match self.store.reserve(hash, len, &self.shared.counters) {
+            Ok(room) => {
+                let reservation =
+                    Reservation::new(self.shared.clone(), room.slot, room.extents.clone(), len);
+                self.store.lend(hash, key, room, len, &self.shared.counters);
+                waiter.answer(Answer::Reserved(Ok(reservation)));
+            }
+            Err(NoRoom::Never) => {
+                let arena_bytes = self.store.arena_bytes();
+                waiter.fail(Error::ValueTooLarge { value_bytes: len, arena_bytes });
+            }
+            Err(NoRoom::Pinned) => return Err(Starving::Put { hash, key, len, deadline, waiter }),
+        }
+        Ok(())
+    }
+
+    /// Serves those who wait for room, in order, as far as there is room.
+    pub(super) fn feed_starving(&mut self) {
+        if self.starving.is_empty() {
+            return;
+        }
+        while let Some(next) = self.starving.pop_front() {
+            let left = match next {
+                Starving::Fill(id) => (!self.place(id)).then_some(Starving::Fill(id)),
+                Starving::Group(id) => (!self.feed_group(id)).then_some(Starving::Group(id)),
+                Starving::Put { waiter, .. } if waiter.is_gone() => None,
+                Starving::Put { hash, key, len, deadline, waiter } => {
+                    self.try_reserve(hash, key, len, deadline, waiter).err()
+                }
+            };
+            if let Some(left) = left {
+                self.starving.push_front(left);
+                return;
+            }
+        }
+        self.store.sated();
+        // What was held back while somebody waited.
+        self.pending_peers.extend(0..self.peers.len());
+    }
+
+    /// What the first of those who wait wants.
+    pub(super) fn first_starving_bytes(&self) -> Option<u64> {
+        match self.starving.front()? {
+            Starving::Fill(id) => self.fills.get(*id)?.about.map(|about| about.len),
+            Starving::Group(id) => self.group_wants(*id),
+            Starving::Put { len, .. } => Some(*len),
+        }
+    }
+
+    /// Why something found no room.
+    pub(super) fn pinned_error(&self, value_bytes: u64) -> Error {
+        Error::Pinned {
+            value_bytes,
+            pinned_bytes: self.store.pinned_bytes(),
+            arena_bytes: self.store.arena_bytes(),
+        }
+    }
+
+    /// When the first put that waits gives up. (Fills and groups have deadlines of their own.)
+    pub(super) fn next_put_deadline(&self) -> Option<Instant> {
+        let put = |starving: &Starving| match starving {
+            Starving::Put { deadline, .. } => Some(*deadline),
+            _ => None,
+        };
+        self.starving.iter().filter_map(put).min()
+    }
+
+    pub(super) fn expire_puts(&mut self, now: Instant) {
+        let late = |starving: &Starving| matches!(starving, Starving::Put { deadline, .. } if *deadline <= now);
+        if !self.starving.iter().any(late) {
+            return;
+        }
+        let all = std::mem::take(&mut self.starving);
+        let (gone, left): (VecDeque<_>, VecDeque<_>) = all.into_iter().partition(late);
+        self.starving = left;
+        for starving in gone {
+            if let Starving::Put { len, waiter, .. } = starving {
+                waiter.fail(self.pinned_error(len));
+            }
+        }
+    }
+}
