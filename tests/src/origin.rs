@@ -138,7 +138,11 @@ impl FakeOrigin {
 
     /// An origin that has every value whose name tells its length ([`content::name`]), in version 1.
     pub fn well_behaved() -> Self {
-        Self::start(|ask, line| {
+        let locate = |key: &[u8]| {
+            let len = content::named_len(key)?;
+            Some((len as u64, 1, crc32c::crc32c(&content::bytes(key, 1, len))))
+        };
+        Self::locating(locate, |ask, line| {
             line.answer_by_name(ask);
             Then::GoOn
         })

@@ -178,7 +178,7 @@ impl Core {
             let index = self.shard_index(hash);
             let (key, waiter) = (key.to_owned(), waiter(i));
             if hold {
-                parts[index].members.push(Member { hash, key, waiter, lease: None });
+                parts[index].members.push(Member { hash, key, waiter, lease: None, len: None });
             } else {
                 parts[index].fetches.push(Fetch { hash, key, waiter: Some(waiter) });
             }
@@ -186,7 +186,7 @@ impl Core {
         for (i, lease) in held.into_iter().enumerate() {
             let (key, waiter) = (lease.key().clone(), waiter(misses.len() + i));
             let hash = self.hasher.hash(key.borrow());
-            parts[self.shard_index(hash)].members.push(Member { hash, key, waiter, lease: Some(lease) });
+            parts[self.shard_index(hash)].members.push(Member { hash, key, waiter, lease: Some(lease), len: None });
         }
         self.hand_over(parts, deadline, entry);
         Pending { call, len, deadline }

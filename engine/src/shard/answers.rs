@@ -347,11 +347,8 @@ impl Reactor {
         let Some(lane) = self.lanes.get_mut(&id) else { return };
         let peer = lane.peer;
         lane.settle(body.id);
-        if let Some(fill) = self.fills.get_mut(body.fill) {
-            fill.attempts = 0;
-            if let Some(transfer) = &mut fill.transfer {
-                transfer.arrive(body.part, body.crc);
-            }
+        if let Some(transfer) = self.fills.get_mut(body.fill).and_then(|fill| fill.transfer.as_mut()) {
+            transfer.arrive(body.part, body.crc);
         }
         self.settled(body.fill);
         self.conclude(body.fill);

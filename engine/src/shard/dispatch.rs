@@ -4,7 +4,7 @@
 //! after, a few per lane at a time and in turn between the values, and never on the last lane that is free of them
 //! (where a peer may have more than one), so that nothing small waits behind more than it must.
 
-use super::fills::{FillId, Stage};
+use super::fills::{Fill, FillId, Stage};
 use super::lane::{Ask, HEAD_BYTES, Lane, What};
 use super::reactor::Reactor;
 use super::transfer::Part;
@@ -56,7 +56,8 @@ impl Reactor {
         }
         let Some((id, head)) = self.next_small(peer_index, idle) else { return false };
         if head {
-            self.ask(lane, id, What::Head(id), now);
+            let suspect = self.fills.get(id).is_some_and(Fill::is_suspect);
+            self.ask(lane, id, What::Head(id), suspect, now);
         } else {
             self.ask_part(lane, id, now);
         }
@@ -109,7 +110,7 @@ impl Reactor {
             while !head || heads_too {
                 let queues = &self.peers[peer_index].queues;
                 let queue = if head { &queues.heads } else { &queues.small };
-                let unsuspected = |id: &FillId| self.fills.get(*id).is_none_or(|fill| fill.attempts == 0);
+                let unsuspected = |id: &FillId| !self.fills.get(*id).is_some_and(Fill::is_suspect);
                 let place = if lane_is_idle { 0 } else { queue.iter().position(unsuspected).unwrap_or(queue.len()) };
                 if queue.is_empty() {
                     break;
@@ -134,7 +135,7 @@ impl Reactor {
     fn dispatch_bulk(&mut self, peer_index: usize, now: Instant) -> bool {
         self.forget_ended(peer_index);
         let Some(&id) = self.peers[peer_index].queues.bulk.front() else { return false };
-        let suspect = self.fills.get(id).is_some_and(|fill| fill.attempts > 0);
+        let suspect = self.fills.get(id).is_some_and(Fill::is_suspect);
         let stripe_bytes = self.config.stripe_bytes;
         let window = STRIPES_PER_LANE * stripe_bytes;
         let busy = self.lanes_to_use(peer_index, now).filter(|lane| lane.owed_bulk_bytes > 0).count();
@@ -163,12 +164,13 @@ impl Reactor {
     fn ask_part(&mut self, lane: u64, id: FillId, now: Instant) {
         let stripe_bytes = self.config.stripe_bytes;
         let transfer = self.fills.get_mut(id).and_then(|fill| fill.transfer.as_mut());
+        let suspect = transfer.as_ref().is_some_and(|transfer| transfer.has_lost());
         let Some(part) = transfer.and_then(|transfer| transfer.next_part(stripe_bytes)) else { return };
-        self.ask(lane, id, What::Part(id, part), now);
+        self.ask(lane, id, What::Part(id, part), suspect, now);
     }
 
-    /// Asks for a part, or for the first bytes.
-    fn ask(&mut self, lane: u64, id: FillId, what: What, now: Instant) {
+    /// Asks for a part, or for the first bytes. A suspect gets the lane for itself.
+    fn ask(&mut self, lane: u64, id: FillId, what: What, suspect: bool, now: Instant) {
         let request_id = self.next_request_id();
         let (Some(lane), Some(fill)) = (self.lanes.get_mut(&lane), self.fills.get_mut(id)) else { return };
         fill.asked += 1;
@@ -179,7 +181,7 @@ impl Reactor {
                 (Part { offset: 0, len: HEAD_BYTES }, ANY_VERSION)
             }
         };
-        lane.suspect = fill.attempts > 0;
+        lane.suspect = suspect;
         let namespace = Namespaces::of_process().name(fill.key.namespace);
         let encoded = lane.ask(Ask { id: request_id, what }, now, |out| {
             let key = &fill.key.bytes;

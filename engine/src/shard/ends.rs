@@ -1,14 +1,14 @@
 //! Ends: of lanes, with what they owed, and of fills whose time is up.
 
 use super::fills::{FillId, Stage};
-use super::lane::{Ask, LaneState, Receive, What};
+use super::lane::{Ask, HEAD_BYTES, Lane, LaneState, Receive, What};
 use super::reactor::Reactor;
 use super::request::Answer;
 use crate::Error;
 use std::cmp::Reverse;
 use std::time::Instant;
 
-/// Lanes that may fail under one fill, without progress in between, before the fill fails.
+/// Lanes that may fail under one part of a value before its fill fails.
 const ATTEMPTS: u32 = 2;
 
 impl Reactor {
@@ -43,15 +43,18 @@ impl Reactor {
         for Ask { what, .. } in std::mem::take(&mut lane.outstanding).into_iter().rev() {
             match what {
                 What::Head(fill) => {
+                    let attempts = self.fills.get_mut(fill).map_or(0, |fill| {
+                        fill.attempts += 1;
+                        fill.attempts
+                    });
                     self.settled(fill);
-                    self.retry_or_fail(fill, why, lane.opened, now);
+                    self.retry_or_fail(fill, attempts, why, now);
                 }
                 What::Part(fill, part) => {
-                    if let Some(transfer) = self.fills.get_mut(fill).and_then(|fill| fill.transfer.as_mut()) {
-                        transfer.lose(part);
-                    }
+                    let transfer = self.fills.get_mut(fill).and_then(|fill| fill.transfer.as_mut());
+                    let attempts = transfer.map_or(0, |transfer| transfer.lose(part));
                     self.settled(fill);
-                    self.retry_or_fail(fill, why, lane.opened, now);
+                    self.retry_or_fail(fill, attempts, why, now);
                 }
                 // It was none of the keys' fault, most likely; should it be, asking one by one will show.
                 What::Locate(fills) => self.ask_one_by_one(&fills),
@@ -61,16 +64,15 @@ impl Reactor {
         self.dispatch(peer);
     }
 
-    fn retry_or_fail(&mut self, id: FillId, why: &Error, opened: Instant, now: Instant) {
+    fn retry_or_fail(&mut self, id: FillId, attempts: u32, why: &Error, now: Instant) {
         let Some(fill) = self.fills.get_mut(id).filter(|fill| fill.live) else { return };
-        fill.lane_failed(opened, now);
-        if fill.attempts >= ATTEMPTS || fill.deadline <= now {
+        if attempts >= ATTEMPTS || fill.deadline <= now {
             return self.fail_fill(id, why);
         }
         let queues = &mut self.peers[fill.peer].queues;
         let queue = match fill.about {
             None => &mut queues.heads,
-            Some(about) if about.len <= super::lane::HEAD_BYTES => &mut queues.small,
+            Some(about) if about.len <= HEAD_BYTES => &mut queues.small,
             Some(_) => &mut queues.bulk,
         };
         if fill.about.is_none() {
@@ -139,7 +141,7 @@ impl Reactor {
         };
         let lanes: Vec<u64> = self.lanes.values().filter(|lane| slow(&lane.receive)).map(|lane| lane.id).collect();
         for lane in lanes {
-            let progress = self.lanes.get(&lane).map_or_else(String::new, super::lane::Lane::progress);
+            let progress = self.lanes.get(&lane).map_or_else(String::new, Lane::progress);
             self.break_lane(lane, format!("too slow to wait for, {progress}"));
         }
     }

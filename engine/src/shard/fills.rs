@@ -49,9 +49,8 @@ pub(super) struct Fill {
     pub(super) groups: Vec<GroupId>,
     /// The latest moment at which somebody still wants the value.
     pub(super) deadline: Instant,
-    /// Lanes that failed under this fill since it last got on.
+    /// Lanes that failed before they told what the value is.
     pub(super) attempts: u32,
-    failed_at: Option<Instant>,
     /// How often the value changed at the origin while it was on its way.
     pub(super) renewals: u32,
     /// What the origin said, from `NoRoom` on.
@@ -76,7 +75,6 @@ impl Fill {
             groups: Vec::new(),
             deadline,
             attempts: 0,
-            failed_at: None,
             renewals: 0,
             about: None,
             transfer: None,
@@ -85,12 +83,9 @@ impl Fill {
         }
     }
 
-    /// A lane that was opened at `opened` failed under it. Lanes that fail together count once.
-    pub(super) fn lane_failed(&mut self, opened: Instant, now: Instant) {
-        if self.failed_at.is_none_or(|at| opened >= at) {
-            self.attempts += 1;
-            self.failed_at = Some(now);
-        }
+    /// Whether what is to be asked for next may be why a lane failed.
+    pub(super) fn is_suspect(&self) -> bool {
+        self.transfer.as_ref().map_or(self.attempts > 0, Transfer::has_lost)
     }
 
     /// Answers everybody who waits with the same error.

@@ -35,6 +35,19 @@ pub(super) struct Group {
 }
 
 impl Group {
+    /// Bytes of memory that it will hold, as far as is known: each value once.
+    fn bytes(&self) -> u64 {
+        let known = self.members.iter().filter_map(|member| Some((member.hash, &member.key, member.len?)));
+        let (mut seen, mut bytes) = (HashMap::with_capacity(self.members.len()), 0);
+        for (hash, key, len) in known {
+            // Of two keys with one hash both count.
+            if seen.insert(hash, key).is_none_or(|other| other != key) {
+                bytes += granules_for(len) * GRANULE_BYTES as u64;
+            }
+        }
+        bytes
+    }
+
     /// Gives up the pins: nothing is held while something is waited for that others may hold.
     fn let_go(&mut self) {
         self.members.iter_mut().for_each(|member| member.lease = None);
@@ -53,14 +66,6 @@ enum Attempt {
     NoRoom,
 }
 
-/// What is still to be had for a group.
-struct Needs {
-    /// Fills whose values are known and have no room, each once.
-    unplaced: Vec<FillId>,
-    /// Bytes of memory of everything that the group will hold.
-    bytes: u64,
-}
-
 impl Reactor {
     pub(super) fn begin_group(&mut self, members: Vec<Member>, turn: Option<Turn>, deadline: Instant) {
         self.last_group += 1;
@@ -71,7 +76,10 @@ impl Reactor {
 
     /// Tries the groups for which something has changed.
     pub(super) fn try_groups(&mut self) {
-        while let Some(id) = self.groups_to_try.pop() {
+        let mut ids = std::mem::take(&mut self.groups_to_try);
+        ids.sort_unstable();
+        ids.dedup();
+        for id in ids {
             let Some(group) = self.groups.get_mut(&id) else { continue };
             group.waiting = false;
             if group.starving {
@@ -124,8 +132,13 @@ impl Reactor {
         let Some(mut group) = self.groups.remove(&id) else { return Attempt::Over };
         group.members.retain(|member| !member.waiter.is_gone());
         let needs = self.look(id, &mut group);
+        let bytes = group.bytes();
         let attempt = match needs {
             _ if group.members.is_empty() => Attempt::Over,
+            _ if bytes > self.store.arena_bytes() => {
+                self.refuse(&mut group, bytes);
+                Attempt::Over
+            }
             None => {
                 group.waiting = true;
                 Attempt::Unknown
@@ -134,17 +147,13 @@ impl Reactor {
                 group.let_go();
                 Attempt::NotItsTurn
             }
-            Some(needs) if needs.bytes > self.store.arena_bytes() => {
-                self.refuse(&mut group, needs.bytes);
-                Attempt::Over
-            }
-            Some(needs) => match self.rooms_for(&needs) {
+            Some(unplaced) => match self.rooms_for(&unplaced) {
                 Some(rooms) => {
                     self.grant(&mut group, rooms);
                     Attempt::Over
                 }
                 None => {
-                    group.wanted_bytes = needs.bytes;
+                    group.wanted_bytes = bytes;
                     group.let_go();
                     Attempt::NoRoom
                 }
@@ -159,11 +168,11 @@ impl Reactor {
         attempt
     }
 
-    /// Pins what is there and finds out about the rest. `None` if something is not known yet.
-    fn look(&mut self, id: GroupId, group: &mut Group) -> Option<Needs> {
-        let (mut needs, mut known) = (Needs { unplaced: Vec::new(), bytes: 0 }, true);
+    /// Pins what is there and finds out about the rest. The fills whose values are known and have no room, or `None` if
+    /// something is not known yet.
+    fn look(&mut self, id: GroupId, group: &mut Group) -> Option<Vec<FillId>> {
+        let (mut unplaced, mut known) = (Vec::new(), true);
         let mut unknown = Vec::new();
-        let mut counted = std::collections::HashSet::new();
         let now = Instant::now();
         for mut member in std::mem::take(&mut group.members) {
             if member.lease.is_none()
@@ -172,18 +181,13 @@ impl Reactor {
                 member.lease = Some(self.shared.grant(pin));
             }
             if let Some(lease) = &member.lease {
-                let (_, slot, _) = lease.identity();
-                if counted.insert((false, u64::from(slot))) {
-                    needs.bytes += memory_of(lease.len());
-                }
+                member.len = Some(lease.len());
             } else if let Some(fill_id) = self.fills.find(member.hash, member.key.borrow()) {
                 let Some(fill) = self.fills.get_mut(fill_id) else { continue };
                 if let Some(about) = fill.about {
-                    if counted.insert((true, fill_id)) {
-                        needs.bytes += memory_of(about.len);
-                        if fill.stage == Stage::NoRoom {
-                            needs.unplaced.push(fill_id);
-                        }
+                    member.len = Some(about.len);
+                    if fill.stage == Stage::NoRoom {
+                        unplaced.push(fill_id);
                     }
                 } else {
                     known = false;
@@ -210,14 +214,17 @@ impl Reactor {
             }
             group.members.push(member);
         }
-        self.ask_about(unknown);
-        known.then_some(needs)
+        // One that waits for room in front of all others stands in no queue while it is looked at.
+        self.ask_about(unknown, !group.starving && self.starving.is_empty());
+        unplaced.sort_unstable();
+        unplaced.dedup();
+        known.then_some(unplaced)
     }
 
     /// Room for every value that has none, or for none of them.
-    fn rooms_for(&mut self, needs: &Needs) -> Option<Vec<(FillId, Room)>> {
-        let mut rooms = Vec::with_capacity(needs.unplaced.len());
-        for &id in &needs.unplaced {
+    fn rooms_for(&mut self, unplaced: &[FillId]) -> Option<Vec<(FillId, Room)>> {
+        let mut rooms = Vec::with_capacity(unplaced.len());
+        for &id in unplaced {
             let Some((hash, about)) = self.fills.get(id).and_then(|fill| Some((fill.hash, fill.about?))) else { continue };
             match self.store.reserve(hash, about.len, &self.shared.counters) {
                 Ok(room) => rooms.push((id, room)),
@@ -234,7 +241,7 @@ impl Reactor {
 
     /// Everybody gets what is there, or waits for what now has room.
     fn grant(&mut self, group: &mut Group, rooms: Vec<(FillId, Room)>) {
-        for Member { hash, key, waiter, lease } in group.members.drain(..) {
+        for Member { hash, key, waiter, lease, .. } in group.members.drain(..) {
             if let Some(lease) = lease {
                 waiter.answer(Answer::Value(Ok(Some(lease))));
             } else if let Some(id) = self.fills.find(hash, key.borrow())
@@ -304,11 +311,12 @@ impl Reactor {
         for fetch in keys {
             unknown.extend(self.fetch_one(fetch, deadline));
         }
-        self.ask_about(unknown);
+        self.ask_about(unknown, self.starving.is_empty());
     }
 
-    /// Queues fills of which nothing is known: those of one peer together where there is more than one.
-    pub(super) fn ask_about(&mut self, unknown: Vec<FillId>) {
+    /// Queues fills of which nothing is known: those of one peer together where there is more than one, or where there is
+    /// no room for the first bytes of a single one.
+    pub(super) fn ask_about(&mut self, unknown: Vec<FillId>, room: bool) {
         let mut per_peer: HashMap<usize, Vec<FillId>> = HashMap::new();
         for id in unknown {
             if let Some(fill) = self.fills.get(id) {
@@ -318,15 +326,10 @@ impl Reactor {
         for (peer, fills) in per_peer {
             let queues = &mut self.peers[peer].queues;
             match fills.as_slice() {
-                &[only] if self.starving.is_empty() => queues.heads.push_back(only),
+                &[only] if room => queues.heads.push_back(only),
                 _ => queues.locates.push_back(fills),
             }
             self.pending_peers.push(peer);
         }
     }
-}
-
-/// Bytes of memory that a value of this length takes.
-fn memory_of(len: u64) -> u64 {
-    granules_for(len) * GRANULE_BYTES as u64
 }

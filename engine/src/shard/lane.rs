@@ -15,7 +15,7 @@
 //! ```
 
 use super::fills::FillId;
-use super::transfer::Part;
+use super::transfer::{Part, time_left};
 use super::transport::{LaneOp, SocketAddress, Token, Transport};
 use crate::Error;
 use crate::memory::{Arena, ExtentList, GRANULE_BYTES};
@@ -127,8 +127,7 @@ impl Body {
 
     /// How long the rest will take at the speed so far; `None` if nothing has come yet.
     pub(super) fn time_left(&self, now: Instant) -> Option<Duration> {
-        let per_byte = now.saturating_duration_since(self.started).as_secs_f64() / self.received as f64;
-        Duration::try_from_secs_f64(per_byte * (self.part.len - self.received) as f64).ok()
+        time_left(self.started, self.received, self.part.len, now)
     }
 
     /// Where the next bytes go, and how many at most.

@@ -36,6 +36,8 @@ pub(super) struct Reactor {
     pub(super) peers: Vec<Peer>,
     pub(super) lanes: HashMap<u64, Lane>,
     pub(super) starving: VecDeque<Starving>,
+    /// Somebody waits for room, or did a moment ago: first bytes were not asked for.
+    pub(super) holding_back: bool,
     pub(super) groups: HashMap<GroupId, Group>,
     /// Groups for which something has changed.
     pub(super) groups_to_try: Vec<GroupId>,
@@ -67,6 +69,7 @@ impl Reactor {
             fills: Fills::default(),
             lanes: HashMap::new(),
             starving: VecDeque::new(),
+            holding_back: false,
             groups: HashMap::new(),
             groups_to_try: Vec::new(),
             last_group: 0,
@@ -268,7 +271,7 @@ impl Reactor {
         for (waiter, deadline) in waiters {
             unknown.extend(self.fetch_one(Fetch { hash, key: key.clone(), waiter: Some(waiter) }, deadline));
         }
-        self.ask_about(unknown);
+        self.ask_about(unknown, self.starving.is_empty());
     }
 
     fn invalidate(&mut self, scope: &Scope, waiter: Waiter) {

@@ -75,6 +75,8 @@ pub(crate) struct Member {
     pub(crate) waiter: Waiter,
     /// The value, if the caller found it.
     pub(crate) lease: Option<Lease>,
+    /// Bytes of the value when it was last heard of.
+    pub(crate) len: Option<u64>,
 }
 
 impl Member {

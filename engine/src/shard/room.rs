@@ -28,6 +28,7 @@ impl Reactor {
             self.group_is_starving(id);
         }
         self.starving.push_back(starving);
+        self.holding_back = true;
         self.groups_let_go();
     }
 
@@ -76,9 +77,6 @@ impl Reactor {
 
     /// Serves those who wait for room, in order, as far as there is room.
     pub(super) fn feed_starving(&mut self) {
-        if self.starving.is_empty() {
-            return;
-        }
         while let Some(next) = self.starving.pop_front() {
             let left = match next {
                 Starving::Fill(id) => (!self.place(id)).then_some(Starving::Fill(id)),
@@ -93,9 +91,11 @@ impl Reactor {
                 return;
             }
         }
+        // Also where somebody found room at the last moment, or gave up.
         self.store.sated();
-        // What was held back while somebody waited.
-        self.pending_peers.extend(0..self.peers.len());
+        if std::mem::take(&mut self.holding_back) {
+            self.pending_peers.extend(0..self.peers.len());
+        }
     }
 
     /// What the first of those who wait wants.

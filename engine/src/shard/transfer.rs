@@ -24,8 +24,10 @@ pub(super) struct Transfer {
     pub(super) room: Room,
     /// Everything before it was asked for at least once.
     next: u64,
-    /// Parts that were lost with their lane.
+    /// Parts that were lost with their lane and are to be asked for again.
     lost: Vec<Part>,
+    /// Where the parts begin that ever were.
+    lost_offsets: Vec<u64>,
     /// Parts that are here, with their CRC32C.
     arrived: Vec<(Part, u32)>,
     arrived_bytes: u64,
@@ -41,6 +43,7 @@ impl Transfer {
             room,
             next: 0,
             lost: Vec::new(),
+            lost_offsets: Vec::new(),
             arrived: Vec::new(),
             arrived_bytes: 0,
             received_bytes: 0,
@@ -71,9 +74,16 @@ impl Transfer {
         !self.lost.is_empty() || self.next < self.about.len
     }
 
-    /// A part that was asked for will not come.
-    pub(super) fn lose(&mut self, part: Part) {
+    /// True if the next part was lost with a lane before, and may be why.
+    pub(super) fn has_lost(&self) -> bool {
+        !self.lost.is_empty()
+    }
+
+    /// A part that was asked for will not come with this lane. Returns how often that has happened to it.
+    pub(super) fn lose(&mut self, part: Part) -> u32 {
         self.lost.push(part);
+        self.lost_offsets.push(part.offset);
+        self.lost_offsets.iter().filter(|&&offset| offset == part.offset).count() as u32
     }
 
     /// Bytes of some part were received.
@@ -105,10 +115,14 @@ impl Transfer {
 
     /// How long the rest will take at the speed so far; `None` if nothing has come yet.
     pub(super) fn time_left(&self, now: Instant) -> Option<Duration> {
-        let per_byte = now.saturating_duration_since(self.started).as_secs_f64() / self.received_bytes as f64;
-        let left = self.about.len.saturating_sub(self.received_bytes);
-        Duration::try_from_secs_f64(per_byte * left as f64).ok()
+        time_left(self.started, self.received_bytes, self.about.len, now)
     }
+}
+
+/// How long the rest of `len` bytes will take at the speed so far; `None` if nothing has come yet.
+pub(super) fn time_left(started: Instant, received: u64, len: u64, now: Instant) -> Option<Duration> {
+    let per_byte = now.saturating_duration_since(started).as_secs_f64() / received as f64;
+    Duration::try_from_secs_f64(per_byte * len.saturating_sub(received) as f64).ok()
 }
 
 #[cfg(test)]

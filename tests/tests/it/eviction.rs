@@ -5,9 +5,10 @@ use hotslice::memory::GRANULE_BYTES;
 use hotslice::{Deadline, Error, Key, Lease, Namespace, Read};
 use hotslice_tests::content::{self, name};
 use hotslice_tests::gauges::{alone, assert_quiet, finish};
-use hotslice_tests::origin::FakeOrigin;
+use hotslice_tests::origin::{FakeOrigin, Then};
 use hotslice_tests::setup::{MIB, config, open, open_local, open_with, soon};
 use hotslice_tests::sync::eventually;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 fn keys(names: &[String]) -> Vec<Key<'_>> {
@@ -229,24 +230,25 @@ fn a_copying_batch_of_four_times_the_cache_streams_through() {
 }
 
 #[test]
-fn a_leasing_batch_larger_than_the_cache_fails_where_there_is_no_room() {
+fn a_leasing_batch_larger_than_the_cache_is_told_so_at_once() {
     alone(|| {
         let origin = FakeOrigin::well_behaved();
         let cache = open(4 * MIB, origin.address());
-        let names: Vec<String> = (0..12).map(|i| name(MIB, i)).collect();
-        let results = cache.get_batch(&keys(&names), Deadline::after_ms(2500));
-        let mut delivered = 0;
-        for (name, result) in names.iter().zip(&results) {
+        let there = name(MIB, 100);
+        cache.get(&there, soon()).unwrap().unwrap();
+        let mut names: Vec<String> = (0..12).map(|i| name(MIB, i)).collect();
+        names.insert(5, there);
+        let results = cache.get_batch(&keys(&names), soon());
+        for (i, (name, result)) in names.iter().zip(&results).enumerate() {
             match result {
-                Ok(Some(lease)) => {
-                    check(name, lease);
-                    delivered += 1;
+                Ok(Some(lease)) if i == 5 => check(name, lease),
+                Err(Error::BatchTooLarge { values: 13, batch_bytes, arena_bytes }) if i != 5 => {
+                    assert_eq!((*batch_bytes, *arena_bytes), (13 * MIB as u64, 4 * MIB as u64));
                 }
-                Err(Error::Pinned { .. }) => {}
                 other => panic!("{name}: {other:?}"),
             }
         }
-        assert_eq!(delivered, 4);
+        assert_eq!(origin.requests(), 1, "nothing of it was fetched");
         drop(results);
         // Nothing is left in the way.
         let again = name(4 * MIB, 77);
@@ -256,27 +258,136 @@ fn a_leasing_batch_larger_than_the_cache_fails_where_there_is_no_room() {
 }
 
 #[test]
-fn two_leasing_batches_that_do_not_fit_together_both_end() {
+fn a_batch_too_large_is_found_out_also_where_the_origin_cannot_say_what_it_has() {
+    alone(|| {
+        let origin = FakeOrigin::start(|ask, line| {
+            line.answer_by_name(ask);
+            Then::GoOn
+        });
+        let cache = open(4 * MIB, origin.address());
+        let names: Vec<String> = (0..12).map(|i| name(MIB, i)).collect();
+        let mut refused = 0;
+        for (name, result) in names.iter().zip(cache.get_batch(&keys(&names), soon())) {
+            match result {
+                // It was there when the others turned out to be too many.
+                Ok(Some(lease)) => check(name, &lease),
+                Err(Error::BatchTooLarge { .. }) => refused += 1,
+                other => panic!("{name}: {other:?}"),
+            }
+        }
+        assert!(refused >= 8, "{refused}");
+        let fits: Vec<String> = (0..4).map(|i| name(MIB, 20 + i)).collect();
+        for (name, result) in fits.iter().zip(cache.get_batch(&keys(&fits), soon())) {
+            check(name, &result.unwrap().unwrap());
+        }
+        assert_quiet(&cache);
+        finish(cache);
+    });
+}
+
+#[test]
+fn duplicates_in_a_leasing_batch_take_memory_once() {
     alone(|| {
         let origin = FakeOrigin::well_behaved();
         let cache = open(4 * MIB, origin.address());
-        std::thread::scope(|scope| {
-            for thread in 0..2 {
-                let cache = &cache;
-                scope.spawn(move || {
-                    let names: Vec<String> = (0..3).map(|i| name(MIB, 10 * thread + i)).collect();
-                    for (name, result) in
-                        names.iter().zip(cache.get_batch(&keys(&names), Duration::from_millis(700)))
-                    {
+        let names: Vec<String> = (0..12).map(|i| name(MIB, i % 4)).collect();
+        for (name, result) in names.iter().zip(cache.get_batch(&keys(&names), soon())) {
+            check(name, &result.unwrap().unwrap());
+        }
+        assert_eq!(origin.requests(), 4);
+        finish(cache);
+    });
+}
+
+/// Threads that each hold most of the cache at a time, hits and misses mixed: none may stop another for good.
+fn big_batches_all_end(shards: usize, origin: &FakeOrigin) {
+    let mut config = config(16 * MIB, &[origin.address()]);
+    config.shards = shards;
+    let cache = open_with(config);
+    let finished = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (cache, finished) = (&cache, &finished);
+            scope.spawn(move || {
+                for round in 0..12 {
+                    // Of 20 values of which 16 fit; 6 to 10 for each.
+                    let count = 6 + (round + thread) % 3;
+                    let names: Vec<String> =
+                        (0..count).map(|i| name(MIB - 4096 * (i % 3), (7 * thread + 3 * round + i) % 20)).collect();
+                    let results = cache.get_batch(&keys(&names), Duration::from_secs(60));
+                    for (name, result) in names.iter().zip(results) {
                         match result {
                             Ok(Some(lease)) => check(name, &lease),
-                            Err(Error::Pinned { .. }) => {}
+                            // Where keys fall unevenly on shards.
+                            Err(Error::BatchTooLarge { .. }) if shards > 1 => {}
                             other => panic!("{name}: {other:?}"),
                         }
                     }
-                });
+                    finished.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    assert_eq!(finished.into_inner(), 48);
+    assert_quiet(&cache);
+    finish(cache);
+}
+
+#[test]
+fn leasing_batches_that_do_not_fit_together_all_end() {
+    alone(|| big_batches_all_end(1, &FakeOrigin::well_behaved()));
+}
+
+#[test]
+fn leasing_batches_that_do_not_fit_together_all_end_on_several_shards() {
+    alone(|| big_batches_all_end(2, &FakeOrigin::well_behaved()));
+}
+
+#[test]
+fn a_leasing_batch_waits_for_what_others_hold_and_holds_nothing_meanwhile() {
+    alone(|| {
+        let origin = FakeOrigin::well_behaved();
+        let cache = open(4 * MIB, origin.address());
+        let held = cache.get(&name(2 * MIB, 0), soon()).unwrap().unwrap();
+        let there = name(MIB, 1);
+        cache.get(&there, soon()).unwrap().unwrap();
+        // 3 MiB, of which one is there: it is not pinned while the batch waits for the lease to go.
+        let names = [there.clone(), name(MIB, 2), name(MIB, 3)];
+        std::thread::scope(|scope| {
+            let batch = scope.spawn(|| cache.get_batch(&keys(&names), soon()));
+            let starving = || cache.stats().starvations > 0;
+            eventually(|| "the batch to wait for memory".to_owned(), starving);
+            eventually(|| "only the lease of this test".to_owned(), || cache.stats().pins == 1);
+            assert!(!batch.is_finished());
+            drop(held);
+            for (name, result) in names.iter().zip(batch.join().unwrap()) {
+                check(name, &result.unwrap().unwrap());
             }
         });
+        finish(cache);
+    });
+}
+
+#[test]
+fn a_leasing_batch_that_waits_in_vain_says_what_pins_the_memory() {
+    alone(|| {
+        let origin = FakeOrigin::well_behaved();
+        let cache = open(4 * MIB, origin.address());
+        let held = cache.get(&name(2 * MIB, 0), soon()).unwrap().unwrap();
+        let names: Vec<String> = (1..4).map(|i| name(MIB, i)).collect();
+        for result in cache.get_batch(&keys(&names), Deadline::after_ms(2500)) {
+            match result {
+                Err(Error::Pinned { value_bytes, pinned_bytes, .. }) => {
+                    assert_eq!((value_bytes, pinned_bytes), (3 * MIB as u64, 2 * MIB as u64));
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        check(&name(2 * MIB, 0), &held);
+        drop(held);
+        for (name, result) in names.iter().zip(cache.get_batch(&keys(&names), soon())) {
+            check(name, &result.unwrap().unwrap());
+        }
         assert_quiet(&cache);
         finish(cache);
     });

@@ -154,8 +154,16 @@ fn dies_in_the_middle_of_a_header() {
 fn stops_after(len: usize, sent: usize, then: Then) -> FakeOrigin {
     bad_key(move |ask, line| {
         let value = content::bytes(&ask.key, 1, len);
+        // In the part in which byte `sent` lies.
+        let part = ask.part(&value);
         line.header(&value_header(ask, 1, &value));
-        line.raw(&value[..sent]);
+        match sent.checked_sub(ask.offset as usize) {
+            Some(sent) if sent < part.len() => line.raw(&part[..sent]),
+            _ => {
+                line.raw(part);
+                return Then::GoOn;
+            }
+        }
         then
     })
 }
@@ -186,8 +194,15 @@ fn stalls_after(len: usize, sent: Option<usize>) -> FakeOrigin {
     bad_key(move |ask, line| {
         if let Some(sent) = sent {
             let value = content::bytes(&ask.key, 1, len);
+            let part = ask.part(&value);
             line.header(&value_header(ask, 1, &value));
-            line.raw(&value[..sent]);
+            match sent.checked_sub(ask.offset as usize) {
+                Some(sent) if sent < part.len() => line.raw(&part[..sent]),
+                _ => {
+                    line.raw(part);
+                    return Then::GoOn;
+                }
+            }
         }
         line.until_closed();
         Then::Close
@@ -285,7 +300,7 @@ fn the_first_connection_fails_and_the_second_serves() {
                 if ask.connection == 0 {
                     let value = content::bytes(&ask.key, 1, 2 * MIB);
                     line.header(&value_header(ask, 1, &value));
-                    line.raw(&value[..MIB]);
+                    line.raw(&ask.part(&value)[..MIB / 2]);
                     return then;
                 }
                 line.content(ask, 1, 2 * MIB);

@@ -53,13 +53,14 @@ fn header(ask: &Ask) -> ResponseHeader {
     value_header(ask, 1, &content::bytes(&ask.key, 1, 5000))
 }
 
-/// Sends a header that `spoil` changed, with a right checksum of its own, then 5,000 bytes.
+/// Sends a header that `spoil` changed, with a right checksum of its own, then 5,000 bytes or as many as it announces.
 fn spoilt(spoil: impl Fn(&mut ResponseHeader) + Send + Sync + 'static) -> impl Fn(&Ask, &mut Line) -> Then {
     move |ask, line| {
         let mut header = header(ask);
         spoil(&mut header);
         line.header(&header);
-        line.raw(&content::bytes(&ask.key, 1, 5000));
+        let announced = usize::try_from(header.body_len).ok().filter(|len| *len <= MIB).unwrap_or(0);
+        line.raw(&content::bytes(&ask.key, 1, announced.max(5000)));
         Then::GoOn
     }
 }
@@ -163,7 +164,7 @@ fn a_value_larger_than_the_arena_is_no_lie_but_too_large() {
     alone(|| {
         for len in [8 * MIB as u64 + 1, 1 << 40] {
             is_found_out(
-                spoilt(move |header| (header.value_len, header.body_len) = (len, len)),
+                spoilt(move |header| (header.value_len, header.body_len) = (len, MIB as u64)),
                 |error| matches!(error, Error::ValueTooLarge { .. }),
                 "cannot fit",
             );
@@ -303,7 +304,7 @@ fn every_key_of_a_batch_gets_its_own_verdict() {
                 line.refuse(ask, Status::Internal, "disk on fire");
                 Then::GoOn
             }
-            b"large" => spoilt(|header| (header.value_len, header.body_len) = (1 << 40, 1 << 40))(ask, line),
+            b"large" => spoilt(|header| (header.value_len, header.body_len) = (1 << 40, MIB as u64))(ask, line),
             _ => {
                 line.answer_by_name(ask);
                 Then::GoOn

@@ -198,12 +198,13 @@ fn an_armed_queue_makes_its_descriptor_readable_and_polling_resets_it() {
         for round in 0..3 {
             queue.get(&name(100, round), Target::Lease, 0, soon());
             origin.wait_requests(1);
-            assert!(queue.arm(), "nothing to poll");
+            let armed = queue.arm();
             if round == 0 {
-                assert!(!readable(&queue, 0), "the origin holds the answer back");
+                assert!(armed && !readable(&queue, 0), "the origin holds the answer back");
                 gate.open();
             }
-            assert!(readable(&queue, HANG.as_millis() as i32));
+            // With the gate open the answer may have come before there was anything to arm for.
+            assert!(!armed || readable(&queue, HANG.as_millis() as i32));
             assert!(queue.poll().is_some());
             assert!(!readable(&queue, 0), "polling has reset it");
         }
