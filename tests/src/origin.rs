@@ -75,11 +75,15 @@ pub struct Seen {
     pub gets: usize,
     /// Number of keys of every Lookup.
     pub lookups: Vec<usize>,
+    /// Pings answered.
+    pub pings: usize,
 }
 
 #[derive(Default)]
 struct State {
     seen: Watched<Seen>,
+    /// Pings are left without an answer.
+    deaf: Watched<bool>,
     /// Set once: everybody is to end.
     stopped: Watched<bool>,
     streams: Watched<Vec<TcpStream>>,
@@ -138,14 +142,31 @@ impl FakeOrigin {
 
     /// An origin that has every value whose name tells its length ([`content::name`]), in version 1.
     pub fn well_behaved() -> Self {
+        Self::well_behaved_at(SocketAddr::from(([127, 0, 0, 1], 0)))
+    }
+
+    /// [`FakeOrigin::well_behaved`] at an address.
+    pub fn well_behaved_at(address: SocketAddr) -> Self {
         let locate = |key: &[u8]| {
             let len = content::named_len(key)?;
             Some((len as u64, 1, crc32c::crc32c(&content::bytes(key, 1, len))))
         };
-        Self::locating(locate, |ask, line| {
+        let script = |ask: &Ask, line: &mut Line| {
             line.answer_by_name(ask);
             Then::GoOn
-        })
+        };
+        Self::start_with(address, Arc::new(script), Some(Arc::new(locate)))
+    }
+
+    /// Answers pings no longer, or again.
+    pub fn be_deaf_to_pings(&self, deaf: bool) {
+        self.state.deaf.change(|now| *now = deaf);
+    }
+
+    /// Waits until `count` pings were answered.
+    #[track_caller]
+    pub fn wait_pings(&self, count: usize) {
+        self.state.seen.wait("pings at the origin", |seen| seen.pings >= count);
     }
 
     /// Where it listens.
@@ -244,7 +265,9 @@ fn serve(connection: usize, mut line: Line, script: &Script, locate: Option<&Loc
                     line.locate(request_id, &keys, locate);
                     continue;
                 }
+                RequestEvent::Ping { .. } if line.state.deaf.read(|deaf| *deaf) => continue,
                 RequestEvent::Ping { request_id } => {
+                    line.state.seen.change(|seen| seen.pings += 1);
                     line.header(&ResponseHeader::plain(Status::Ok, Some(Op::Ping), request_id));
                     continue;
                 }

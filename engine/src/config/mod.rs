@@ -135,6 +135,10 @@ pub struct Config {
     /// Milliseconds within which a peer that owes bytes must complete one receive operation (of up to
     /// `receive_bytes`); a slower peer's lane is given up. Default 10000.
     pub receive_timeout_ms: u64,
+    /// Milliseconds after which an idle lane is asked for a sign of life, 0 to 86,400,000; one that gives none within
+    /// `connect_timeout_ms` is replaced, before anybody needs it. 0: lanes are left alone. Default 15000, below what
+    /// firewalls and address translators forget connections after.
+    pub keepalive_ms: u64,
     /// Milliseconds for a fill that nobody with a deadline waits for (a prefetch). Default 30000.
     pub fill_timeout_ms: u64,
     /// Milliseconds for which the origin's word that it has no such key is good, 0 to 60,000; 0 asks every time.
@@ -174,6 +178,7 @@ impl Config {
             receive_bytes: 1 << 20,
             connect_timeout_ms: 2_000,
             receive_timeout_ms: 10_000,
+            keepalive_ms: 15_000,
             fill_timeout_ms: 30_000,
             absent_ttl_ms: 100,
             backoff_min_ms: 10,
@@ -209,6 +214,7 @@ impl Config {
         if let Some(peer) = self.origin.iter().find(|peer| peer.port() == 0) {
             return Err(config_error("origin", peer, "a port from 1 to 65535"));
         }
+        range("keepalive_ms", self.keepalive_ms, 0, 86_400_000)?;
         range("absent_ttl_ms", self.absent_ttl_ms, 0, 60_000)?;
         range("request_ring", self.request_ring as u64, 2, 65_536)?;
         range("spin_us", self.spin_us, 0, 1_000_000)?;

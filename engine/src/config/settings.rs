@@ -66,6 +66,8 @@ settings! {
         |c, n, v| set(&mut c.connect_timeout_ms, word(n, v, MS)), |c| c.connect_timeout_ms.to_string();
     "receive_timeout_ms", "HOTSLICE_RECEIVE_TIMEOUT_MS",
         |c, n, v| set(&mut c.receive_timeout_ms, word(n, v, MS)), |c| c.receive_timeout_ms.to_string();
+    "keepalive_ms", "HOTSLICE_KEEPALIVE_MS",
+        |c, n, v| set(&mut c.keepalive_ms, word(n, v, "0 to 86400000 milliseconds")), |c| c.keepalive_ms.to_string();
     "fill_timeout_ms", "HOTSLICE_FILL_TIMEOUT_MS",
         |c, n, v| set(&mut c.fill_timeout_ms, word(n, v, MS)), |c| c.fill_timeout_ms.to_string();
     "absent_ttl_ms", "HOTSLICE_ABSENT_TTL_MS",

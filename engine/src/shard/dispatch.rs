@@ -221,7 +221,7 @@ impl Reactor {
     pub(super) fn open_lane(&mut self, peer_index: usize, now: Instant) {
         let peer = &self.peers[peer_index];
         let connecting = peer.lanes.iter().filter_map(|id| self.lanes.get(id)).any(|lane| !lane.is_up());
-        if connecting || peer.lanes.len() >= self.config.lanes_per_peer || peer.shunned(now).is_some() {
+        if self.is_stopping() || connecting || peer.lanes.len() >= self.config.lanes_per_peer || peer.shunned(now).is_some() {
             return;
         }
         self.last_lane += 1;
@@ -246,13 +246,14 @@ impl Reactor {
         let peer = &mut self.peers[peer_index];
         let error = Error::PeerUnavailable { peer: peer.address, reason: reason.into() };
         tracing::debug!(%error, "peer left alone for a while");
-        peer.failed(
-            now,
-            error,
-            took,
-            Duration::from_millis(self.config.backoff_min_ms),
-            Duration::from_millis(self.config.backoff_max_ms),
-        );
+        let (min, max) = self.backoff();
+        self.peers[peer_index].failed(now, error, took, min, max);
+    }
+
+    /// Shortest and longest pause between attempts to reach a peer.
+    pub(super) fn backoff(&self) -> (Duration, Duration) {
+        let ms = Duration::from_millis;
+        (ms(self.config.backoff_min_ms), ms(self.config.backoff_max_ms))
     }
 
     /// A peer without a usable lane that may not be tried now: what waits for it fails at once.

@@ -6,20 +6,35 @@ use super::reactor::Reactor;
 use super::request::Answer;
 use crate::Error;
 use std::cmp::Reverse;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Lanes that may fail under one part of a value before its fill fails.
 const ATTEMPTS: u32 = 2;
 
 impl Reactor {
-    pub(super) fn lane_too_slow(&mut self, id: u64) {
-        if let Some(lane) = self.lanes.get(&id) {
-            let allowed_ms = match lane.state {
-                LaneState::Connecting => self.config.connect_timeout_ms,
-                _ => self.config.receive_timeout_ms,
-            };
+    /// How long the peer may owe the present step of a lane.
+    pub(super) fn lane_patience(&self, lane: &Lane) -> Duration {
+        let connects = matches!(lane.state, LaneState::Connecting);
+        let ms = match connects || lane.owes_a_sign_of_life() {
+            true => self.config.connect_timeout_ms,
+            false => self.config.receive_timeout_ms,
+        };
+        Duration::from_millis(ms)
+    }
+
+    /// The lane's time is up: a slow one ends, an idle one is asked for a sign of life.
+    pub(super) fn lane_is_due(&mut self, id: u64, now: Instant) {
+        let Some(lane) = self.lanes.get(&id) else { return };
+        if lane.owed_since.is_some() {
+            let allowed_ms = self.lane_patience(lane).as_millis();
             let reason = format!("no progress within {allowed_ms} ms, {}", lane.progress());
-            self.break_lane(id, reason);
+            return self.break_lane(id, reason);
+        }
+        let request_id = self.next_request_id();
+        if let Some(lane) = self.lanes.get_mut(&id) {
+            let ask = Ask { id: request_id, what: What::Ping };
+            lane.ask(ask, now, |out| crate::wire::encode_ping(out, request_id));
+            lane.send_next(&mut *self.transport);
         }
     }
 
@@ -32,11 +47,16 @@ impl Reactor {
         let peer = lane.peer;
         self.peers[peer].lanes.retain(|&other| other != id);
         let now = Instant::now();
-        if !self.is_stopping() && (!lane.outstanding.is_empty() || !lane.connected) {
+        let idle = lane.outstanding.is_empty();
+        if !self.is_stopping() && (!idle || !lane.delivered) {
             self.counters().lanes_failed.add(1);
             // A connection that is lost before it answers may be the fault of what was asked; more of them
             // in a row than one key can break are the peer's.
-            if !lane.connected || (!lane.delivered && self.peers[peer].lost_in_a_row() > ATTEMPTS) {
+            let useless = !lane.delivered && (idle || self.peers[peer].lost_in_a_row() > ATTEMPTS);
+            if lane.spare && idle && self.peers[peer].queues.is_empty() {
+                let (min, max) = self.backoff();
+                self.peers[peer].reconnect_failed(now, min, max);
+            } else if !lane.connected || useless {
                 self.shun(peer, now, now.saturating_duration_since(lane.opened), reason_of(why));
             }
         }
@@ -62,6 +82,21 @@ impl Reactor {
             }
         }
         self.dispatch(peer);
+        if lane.delivered && self.peers[peer].lanes.is_empty() && !self.is_stopping() {
+            self.reconnect(peer, now);
+        }
+    }
+
+    /// Connects although nobody waits, so that the next fill finds a lane.
+    pub(super) fn reconnect(&mut self, peer: usize, now: Instant) {
+        self.peers[peer].reconnecting();
+        let before = self.last_lane;
+        self.open_lane(peer, now);
+        if self.last_lane != before
+            && let Some(lane) = self.lanes.get_mut(&self.last_lane)
+        {
+            lane.spare = true;
+        }
     }
 
     fn retry_or_fail(&mut self, id: FillId, attempts: u32, why: &Error, now: Instant) {

@@ -5,7 +5,7 @@
 //! neither room nor pins, and when its turn comes it pins what is there, reserves room for everything else, and needs
 //! nothing more. Across shards the same holds by the order of [`Turn`].
 
-use super::fills::{FillId, Stage};
+use super::fills::{Fill, FillId, Stage};
 use super::reactor::Reactor;
 use super::request::{Answer, Fetch, Member};
 use super::room::Starving;
@@ -130,7 +130,9 @@ impl Reactor {
 
     fn attempt(&mut self, id: GroupId) -> Attempt {
         let Some(mut group) = self.groups.remove(&id) else { return Attempt::Over };
-        group.members.retain(|member| !member.waiter.is_gone());
+        let (gone, left) = std::mem::take(&mut group.members).into_iter().partition(|member| member.waiter.is_gone());
+        group.members = left;
+        self.leave(gone, None);
         let needs = self.look(id, &mut group);
         let bytes = group.bytes();
         let attempt = match needs {
@@ -263,11 +265,31 @@ impl Reactor {
     fn refuse(&mut self, group: &mut Group, batch_bytes: u64) {
         let values = group.members.len();
         let error = Error::BatchTooLarge { values, batch_bytes, arena_bytes: self.store.arena_bytes() };
-        group.members.drain(..).for_each(|member| member.settle(&error));
+        self.leave(std::mem::take(&mut group.members), Some(&error));
+    }
+
+    /// Members that wait no longer: with the error, where there is no value, unless they have gone by themselves. What
+    /// nobody else wants is not kept waiting for room.
+    fn leave(&mut self, members: Vec<Member>, error: Option<&Error>) {
+        for member in members {
+            let unwanted = |fill: &Fill| {
+                fill.stage == Stage::NoRoom && fill.waiters.is_empty() && fill.groups.is_empty() && !fill.starving
+            };
+            if let Some(id) = self.fills.find(member.hash, member.key.borrow())
+                && self.fills.get(id).is_some_and(unwanted)
+            {
+                drop(self.fills.kill(id));
+                self.counters().fills_discarded.add(1);
+                self.bury(id);
+            }
+            if let Some(error) = error {
+                member.settle(error);
+            }
+        }
     }
 
     /// The groups of a fill that ended without a value hear how.
-    pub(super) fn tell_groups(&mut self, fill: &super::fills::Fill, answer: impl Fn() -> Answer) {
+    pub(super) fn tell_groups(&mut self, fill: &Fill, answer: impl Fn() -> Answer) {
         self.tell_groups_of(&fill.groups, fill.hash, &fill.key, answer);
     }
 
@@ -297,7 +319,7 @@ impl Reactor {
                 true => self.pinned_error(group.wanted_bytes.max(self.first_starving_bytes().unwrap_or(0))),
                 false => Error::DeadlinePassed { stage: Stage::Asked.as_str() },
             };
-            group.members.drain(..).for_each(|member| member.settle(&error));
+            self.leave(std::mem::take(&mut group.members), Some(&error));
         }
     }
 

@@ -186,6 +186,8 @@ pub(super) struct Lane {
     pub(super) opened: Instant,
     /// It has delivered an answer: its end is not held against the peer.
     pub(super) delivered: bool,
+    /// It was opened for nobody, and has not been used.
+    pub(super) spare: bool,
     /// When it last was of use.
     pub(super) used: Instant,
     /// Since when the peer has owed the bytes of the present step; `None` if it owes nothing.
@@ -233,6 +235,7 @@ impl Lane {
             connected: false,
             opened: now,
             delivered: false,
+            spare: false,
             used: now,
             owed_since: Some(now),
             fd,
@@ -264,6 +267,11 @@ impl Lane {
         self.owed_since.is_some_and(|since| now.saturating_duration_since(since) > STALLED)
     }
 
+    /// True if all it owes is the answer to a ping.
+    pub(super) fn owes_a_sign_of_life(&self) -> bool {
+        matches!(self.outstanding.front(), Some(Ask { what: What::Ping, .. })) && self.outstanding.len() == 1
+    }
+
     /// True when the kernel holds nothing of this lane's.
     pub(super) fn is_quiet(&self) -> bool {
         !(self.connect_in_flight || self.send_in_flight || self.receive_in_flight)
@@ -292,7 +300,7 @@ impl Lane {
         self.owed_bulk_bytes += if ask.what.is_bulk() { ask.what.bytes() } else { 0 };
         self.outstanding.push_back(ask);
         self.owed_since.get_or_insert(now);
-        self.used = now;
+        (self.used, self.spare) = (now, false);
         encode(&mut self.unsent)
     }
 

@@ -4,8 +4,12 @@ use super::fills::FillId;
 use crate::Error;
 use crate::key::OwnedKey;
 use std::collections::VecDeque;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
+
+/// Failed attempts to connect in a row after which a peer is tried again only when somebody asks for one of its keys.
+const RECONNECTS_MAX: u32 = 16;
 
 pub(super) struct Peer {
     pub(super) address: SocketAddr,
@@ -15,6 +19,14 @@ pub(super) struct Peer {
     /// Numbers of its lanes, in every state.
     pub(super) lanes: Vec<u64>,
     failures: u32,
+    /// Attempts to connect for nobody since the last answer.
+    reconnects: u32,
+    /// When the next of them is due.
+    reconnect_at: Option<Instant>,
+    /// It has delivered something since the cache was opened.
+    was_up: bool,
+    /// State of the random numbers.
+    dice: u64,
     /// Connections lost before they answered, since the last answer.
     lost: u32,
     /// Not to be tried again before this moment, and why.
@@ -54,6 +66,10 @@ impl Peer {
             queues: Queues::default(),
             lanes: Vec::new(),
             failures: 0,
+            reconnects: 0,
+            reconnect_at: None,
+            was_up: false,
+            dice: RandomState::new().build_hasher().finish(),
             lost: 0,
             shunned: None,
         }
@@ -66,11 +82,40 @@ impl Peer {
 
     /// A lane failed before it ever delivered: leave the peer alone, twice as long each time, and at least as long as
     /// finding out took. So keys on a dead peer wait for it half of the time at most, and fail at once otherwise.
+    ///
+    /// The pause is shortened by up to a quarter at random, so that many clients do not come back at one moment.
     pub(super) fn failed(&mut self, now: Instant, why: Error, took: Duration, min: Duration, max: Duration) {
-        let doubled = min.saturating_mul(1u32.checked_shl(self.failures).unwrap_or(u32::MAX)).min(max);
-        let pause = doubled.max(took);
+        let pause = self.pause(self.failures, min, max).max(took);
         self.failures = self.failures.saturating_add(1);
         self.shunned = Some((now + pause, why));
+        self.reconnect_at = Some(now + pause);
+    }
+
+    /// A connection that nobody waited for could not be had, or was lost at once. Nobody has to suffer for that: whoever
+    /// asks tries for himself.
+    pub(super) fn reconnect_failed(&mut self, now: Instant, min: Duration, max: Duration) {
+        let pause = self.pause(self.reconnects, min, max);
+        self.reconnect_at = Some(now + pause);
+    }
+
+    /// Doubled with every failure, and shortened at random.
+    fn pause(&mut self, failures: u32, min: Duration, max: Duration) -> Duration {
+        let doubled = min.saturating_mul(1u32.checked_shl(failures).unwrap_or(u32::MAX)).min(max);
+        self.dice = mix(self.dice.wrapping_add(0x9e37_79b9_7f4a_7c15));
+        doubled - doubled / 4 * u32::from(self.dice as u16) / u32::from(u16::MAX)
+    }
+
+    /// When an idle shard should connect again to a peer that it lost, so that the next fill finds a lane: only as long
+    /// as the peer is not likely to be gone for good.
+    pub(super) fn reconnect_at(&self) -> Option<Instant> {
+        let lost = self.lanes.is_empty() && self.was_up && self.reconnects < RECONNECTS_MAX;
+        self.reconnect_at.filter(|_| lost)
+    }
+
+    /// The shard connects again for nobody.
+    pub(super) fn reconnecting(&mut self) {
+        self.reconnects += 1;
+        self.reconnect_at = None;
     }
 
     /// A connection was made and lost before it answered. Returns how many that were since the last answer.
@@ -82,8 +127,11 @@ impl Peer {
     /// A lane delivered an answer.
     pub(super) fn delivered(&mut self) {
         self.failures = 0;
+        self.reconnects = 0;
+        self.reconnect_at = None;
         self.lost = 0;
         self.shunned = None;
+        self.was_up = true;
     }
 }
 
@@ -141,7 +189,7 @@ mod tests {
         let (now, min, max) = (Instant::now(), Duration::from_millis(10), Duration::from_millis(35));
         for pause_ms in [10, 20, 35, 35] {
             peer.failed(now, Error::ShutDown, Duration::ZERO, min, max);
-            assert!(peer.shunned(now + Duration::from_millis(pause_ms - 1)).is_some());
+            assert!(peer.shunned(now + Duration::from_millis(pause_ms * 3 / 4 - 1)).is_some());
             assert!(peer.shunned(now + Duration::from_millis(pause_ms)).is_none());
         }
         for _ in 0..100 {

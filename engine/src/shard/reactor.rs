@@ -304,17 +304,18 @@ impl Reactor {
     fn next_deadline(&self) -> Option<Instant> {
         let fill = self.deadlines.peek().map(|Reverse((at, _))| *at);
         let lane = self.lanes.values().filter_map(|lane| self.lane_deadline(lane)).min();
+        let reconnect = self.peers.iter().filter_map(Peer::reconnect_at).min();
         let (put, group) = (self.next_put_deadline(), self.next_group_deadline());
-        fill.into_iter().chain(lane).chain(put).chain(group).min()
+        fill.into_iter().chain(lane).chain(reconnect).chain(put).chain(group).min()
     }
 
-    /// When the lane's peer has owed the present step for too long.
+    /// When the lane's peer has owed the present step for too long, or an idle lane must be looked after.
     fn lane_deadline(&self, lane: &Lane) -> Option<Instant> {
-        let allowed = match lane.state {
-            super::lane::LaneState::Connecting => Duration::from_millis(self.config.connect_timeout_ms),
-            _ => self.config.receive_timeout(),
-        };
-        lane.owed_since.map(|since| since + allowed)
+        let idle = || (self.config.keepalive_ms > 0 && lane.is_up()).then_some(lane.used);
+        match lane.owed_since {
+            Some(since) => Some(since + self.lane_patience(lane)),
+            None => idle().map(|used| used + Duration::from_millis(self.config.keepalive_ms)),
+        }
     }
 
     fn expire(&mut self, now: Instant) {
@@ -331,7 +332,12 @@ impl Reactor {
             .map(|lane| lane.id)
             .collect();
         for lane in late {
-            self.lane_too_slow(lane);
+            self.lane_is_due(lane, now);
+        }
+        for peer in 0..self.peers.len() {
+            if self.peers[peer].reconnect_at().is_some_and(|at| at <= now) {
+                self.reconnect(peer, now);
+            }
         }
         self.expire_puts(now);
         self.expire_groups(now);

@@ -6,6 +6,7 @@ mod config;
 mod eviction;
 mod futures;
 mod keys;
+mod lanes;
 mod leases;
 mod origin_faults;
 mod origin_lies;
