@@ -4,7 +4,7 @@
 //! person needs to act (peer, errno, limit, setting to change). It is `Clone` because one failed
 //! fill answers every waiter that joined it.
 
-use std::net::SocketAddr;
+use crate::Address;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -93,7 +93,7 @@ pub enum Error {
     #[error("peer {peer} is unreachable: {reason}")]
     PeerUnavailable {
         /// Address of the peer.
-        peer: SocketAddr,
+        peer: Address,
         /// What the kernel or the connection said.
         reason: Arc<str>,
     },
@@ -101,7 +101,7 @@ pub enum Error {
     #[error("peer {peer} broke the protocol: {reason}")]
     Protocol {
         /// Address of the peer.
-        peer: SocketAddr,
+        peer: Address,
         /// What was wrong and what is allowed.
         reason: Arc<str>,
     },
@@ -109,7 +109,7 @@ pub enum Error {
     #[error("peer {peer} refused: {reason}")]
     Refused {
         /// Address of the peer.
-        peer: SocketAddr,
+        peer: Address,
         /// The peer's status in words.
         reason: Arc<str>,
     },
@@ -117,7 +117,7 @@ pub enum Error {
     #[error("checksum mismatch from {peer}: CRC32C {got:#010x}, the origin says {want:#010x}")]
     Checksum {
         /// Address of the peer.
-        peer: SocketAddr,
+        peer: Address,
         /// Checksum of the received bytes.
         got: u32,
         /// Checksum the origin announced.

@@ -30,6 +30,7 @@ macro_rules! not_in_models {
 }
 
 not_in_models! {
+    mod address;
     mod bell;
     pub mod cache;
     pub mod checksum;
@@ -50,6 +51,7 @@ not_in_models! {
     pub mod stats;
     pub mod wire;
 
+    pub use address::{Address, AddressError, SOCKET_PATH_BYTES_MAX, SocketPath};
     pub use cache::{BatchFuture, Cache, GetFuture, Invalidate, PutFuture, Read, ReadRange, ReadScatter};
     pub use cache::{Completion, CompletionQueue, OperationId, Outcome, Target};
     pub use config::{Admission, Config, TransportKind};

@@ -6,14 +6,8 @@ use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
 fn server(writable: bool) -> ServerHandle {
-    let listen = ([127, 0, 0, 1], 0).into();
-    let config = ServerConfig {
-        listen,
-        capacity_bytes: 32 << 20,
-        pages: PagePolicy::Off,
-        writable,
-        ..Default::default()
-    };
+    let config =
+        ServerConfig { capacity_bytes: 32 << 20, pages: PagePolicy::Off, writable, ..Default::default() };
     ServerHandle::spawn(config).expect("a server on a free port")
 }
 

@@ -5,11 +5,12 @@
 
 use crate::content;
 use crate::sync::Watched;
+use hotslice::Address;
 use hotslice::wire::{
     Limits, Op, RESPONSE_HEADER_BYTES, RequestDecoder, RequestEvent, ResponseHeader, Status, encode_error,
 };
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -64,7 +65,7 @@ struct State {
 
 /// The origin. Dropping it ends its connections and threads.
 pub struct FakeOrigin {
-    address: SocketAddr,
+    address: Address,
     state: Arc<State>,
     accepting: Option<JoinHandle<()>>,
 }
@@ -82,16 +83,16 @@ pub struct Line {
 impl FakeOrigin {
     /// An origin on a free loopback port.
     pub fn start(script: impl Fn(&Ask, &mut Line) -> Then + Send + Sync + 'static) -> Self {
-        Self::start_at(SocketAddr::from(([127, 0, 0, 1], 0)), script)
+        Self::start_at(([127, 0, 0, 1], 0), script)
     }
 
     /// An origin at an address.
     pub fn start_at(
-        address: SocketAddr,
+        address: impl Into<Address>,
         script: impl Fn(&Ask, &mut Line) -> Then + Send + Sync + 'static,
     ) -> Self {
-        let listener = TcpListener::bind(address).expect("bind");
-        let address = listener.local_addr().expect("local_addr");
+        let listener = TcpListener::bind(address.into()).expect("bind");
+        let address = listener.local_addr().expect("local_addr").into();
         let state = Arc::new(State::default());
         let accepting = {
             let (state, script): (_, Arc<Script>) = (state.clone(), Arc::new(script));
@@ -109,8 +110,8 @@ impl FakeOrigin {
     }
 
     /// Where it listens.
-    pub fn address(&self) -> SocketAddr {
-        self.address
+    pub fn address(&self) -> Address {
+        self.address.clone()
     }
 
     /// What happened so far.
@@ -145,7 +146,7 @@ impl Drop for FakeOrigin {
     fn drop(&mut self) {
         self.state.stopped.change(|stopped| *stopped = true);
         // Wakes the accepting thread, which looks at `stopped`.
-        drop(TcpStream::connect(self.address));
+        drop(TcpStream::connect(&self.address));
         self.state.streams.read(|streams| {
             for stream in streams {
                 let _ = stream.shutdown(Shutdown::Both);
@@ -321,15 +322,15 @@ fn linger_zero(stream: &TcpStream) -> io::Result<()> {
 }
 
 /// An address where nobody listens (for the moment: the port was free just now).
-pub fn closed_port() -> SocketAddr {
+pub fn closed_port() -> Address {
     let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
-    listener.local_addr().expect("local_addr")
+    listener.local_addr().expect("local_addr").into()
 }
 
 /// An address that accepts no connection and refuses none, like a machine that is gone: the kernel drops what asks
 /// for one, because the queue of a listener that never accepts is full.
 pub struct DeafPeer {
-    address: SocketAddr,
+    address: Address,
     _queue: Vec<TcpStream>,
     _listener: OwnedFd,
 }
@@ -348,11 +349,11 @@ impl DeafPeer {
             queue.push(stream);
             assert!(queue.len() < 100, "a queue of length 0 takes {} connections", queue.len());
         }
-        Self { address, _queue: queue, _listener: listener }
+        Self { address: address.into(), _queue: queue, _listener: listener }
     }
 
     /// Where nobody answers.
-    pub fn address(&self) -> SocketAddr {
-        self.address
+    pub fn address(&self) -> Address {
+        self.address.clone()
     }
 }

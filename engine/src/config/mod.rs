@@ -16,8 +16,7 @@ pub use settings::parse_peers;
 use crate::memory::{LockPolicy, PagePolicy};
 use crate::policy::PolicyKind;
 use crate::size::format_bytes;
-use crate::{Error, Result};
-use std::net::SocketAddr;
+use crate::{Address, Error, Result};
 use std::time::Duration;
 
 /// Whether fetched values stay.
@@ -120,7 +119,7 @@ pub struct Config {
     pub entries_max: u64,
     /// Slice servers that hold the values; a key lives on one of them, chosen by rendezvous hashing. Empty:
     /// no origin, a purely local cache.
-    pub origin: Vec<SocketAddr>,
+    pub origin: Vec<Address>,
     /// Connections of one shard to one peer, 1 to 64; opened as needed. Default 2.
     pub lanes_per_peer: usize,
     /// Requests in flight on one lane, 1 to 1024. Default 16.
@@ -201,7 +200,7 @@ impl Config {
                 format!("at least backoff_min_ms, which is {}", self.backoff_min_ms),
             ));
         }
-        if let Some(peer) = self.origin.iter().find(|peer| peer.port() == 0) {
+        if let Some(peer) = self.origin.iter().find(|peer| peer.tcp().is_some_and(|tcp| tcp.port() == 0)) {
             return Err(config_error("origin", peer, "a port from 1 to 65535"));
         }
         range("absent_ttl_ms", self.absent_ttl_ms, 0, 60_000)?;

@@ -3,8 +3,7 @@
 
 use super::{Config, config_error};
 use crate::size::{format_bytes, parse_bytes};
-use crate::Result;
-use std::net::{SocketAddr, ToSocketAddrs};
+use crate::{Address, Result};
 
 /// One setting.
 pub(super) struct Setting {
@@ -96,14 +95,9 @@ fn joined<T: ToString>(items: &[T]) -> String {
     items.iter().map(T::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// Parses `host:port[,host:port…]`. Resolves names, which may block; each name gives its first address.
-pub fn parse_peers(setting: &'static str, text: &str) -> Result<Vec<SocketAddr>> {
-    let peer = |part: &str| {
-        let addresses = part.to_socket_addrs().map_err(|error| {
-            config_error(setting, part, format!("host:port[,host:port…] that resolves ({error})"))
-        })?;
-        let mut addresses = addresses;
-        addresses.next().ok_or_else(|| config_error(setting, part, "a name that has an address"))
-    };
+/// Parses addresses of slice servers, `host:port` or `unix:/absolute/path`, separated by commas. Resolves names,
+/// which may block; each name gives its first address.
+pub fn parse_peers(setting: &'static str, text: &str) -> Result<Vec<Address>> {
+    let peer = |part: &str| Address::resolve(part).map_err(|error| config_error(setting, part, error.allowed));
     text.split(',').map(|part| peer(part.trim())).collect()
 }

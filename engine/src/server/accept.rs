@@ -14,6 +14,7 @@ use tokio_uring::net::{TcpListener, TcpStream};
 use super::ServerConfig;
 use super::answers::send_answers;
 use super::connection::{Answer, Connection};
+use super::listen::Listener;
 use super::requests::{RECEIVE_BYTES, linger, serve_requests};
 use super::store::{ServerStats, Store};
 use crate::wire::{Limits, ResponseHeader, Status};
@@ -79,23 +80,31 @@ impl Shared {
 }
 
 /// Serves until `shutdown` is ready and every connection has ended.
-pub(super) async fn serve(shared: Rc<Shared>, listener: TcpListener, shutdown: impl Future<Output = ()>) {
-    let listener_fd = listener.as_raw_fd();
-    let accepting = tokio_uring::spawn(accept_all(Rc::clone(&shared), listener));
+pub(super) async fn serve(shared: Rc<Shared>, listeners: Vec<Listener>, shutdown: impl Future<Output = ()>) {
+    let accepting: Vec<_> = listeners
+        .into_iter()
+        .map(|listener| {
+            let listener = TcpListener::from_std(listener.socket);
+            let descriptor = listener.as_raw_fd();
+            (tokio_uring::spawn(accept_all(Rc::clone(&shared), listener)), descriptor)
+        })
+        .collect();
     let sweeping = tokio_uring::spawn(sweep(Rc::clone(&shared)));
     shutdown.await;
     shared.stopping.set(true);
     shared.stop.notify_waiters();
-    if !accepting.is_finished() {
-        // Completes the accept in flight, which a mere drop would leave to the kernel. The descriptor is
-        // open: the unfinished task owns the listener, and runs on this thread only.
-        // SAFETY: shutdown takes any descriptor and touches no memory.
-        unsafe { libc::shutdown(listener_fd, libc::SHUT_RDWR) };
+    for (task, descriptor) in &accepting {
+        if !task.is_finished() {
+            // Completes the accept in flight, which a mere drop would leave to the kernel. The descriptor is
+            // open: the unfinished task owns the listener, and runs on this thread only.
+            // SAFETY: shutdown takes any descriptor and touches no memory.
+            unsafe { libc::shutdown(*descriptor, libc::SHUT_RDWR) };
+        }
     }
     for connection in shared.connections.borrow().values() {
         connection.close();
     }
-    for task in [accepting, sweeping] {
+    for task in accepting.into_iter().map(|(task, _)| task).chain([sweeping]) {
         if let Err(error) = task.await {
             tracing::error!(%error, "a task of the slice server ended abnormally");
         }

@@ -1,16 +1,15 @@
 //! Settings of the slice server.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::memory::{LockPolicy, PagePolicy};
-use crate::{Error, Result};
+use crate::{Address, Error, Result};
 
 /// Settings of a [`Server`](super::Server).
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
-    /// Where to listen. Default: loopback, a port that the kernel chooses.
-    pub listen: SocketAddr,
+    /// Where to listen, one address at least. Default: loopback, a port that the kernel chooses.
+    pub listen: Vec<Address>,
     /// Memory for values in bytes. Default: 1 GiB.
     pub capacity_bytes: usize,
     /// Size of one block of that memory in bytes. Default: 16 MiB.
@@ -39,7 +38,7 @@ pub struct ServerConfig {
 impl Default for ServerConfig {
     fn default() -> Self {
         ServerConfig {
-            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            listen: vec![([127, 0, 0, 1], 0).into()],
             capacity_bytes: 1 << 30,
             block_bytes: 16 << 20,
             pages: PagePolicy::Preferred,
@@ -62,6 +61,10 @@ const OUTSTANDING_LIMIT: usize = 65_536;
 impl ServerConfig {
     /// Checks what the memory module does not check itself.
     pub(super) fn validate(&self) -> Result<()> {
+        if self.listen.is_empty() {
+            let allowed = "at least one address is needed".to_string();
+            return Err(Error::Config { setting: "listen", value: "empty".into(), allowed });
+        }
         let counts = [
             ("max_connections", self.max_connections, CONNECTIONS_LIMIT),
             ("max_outstanding", self.max_outstanding, OUTSTANDING_LIMIT),

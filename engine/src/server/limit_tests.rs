@@ -200,10 +200,11 @@ fn dropping_the_handle_stops_and_the_address_is_free_again() {
     client.ping().unwrap();
     drop(server);
     assert!(client.ping().is_err());
-    let again = ServerHandle::spawn(ServerConfig { listen: addr, ..config(1 << 20) }).unwrap();
+    let again = ServerHandle::spawn(ServerConfig { listen: vec![addr.clone()], ..config(1 << 20) }).unwrap();
     assert_eq!(again.addr(), addr);
     // Taken now: the error names the address.
-    let error = ServerHandle::spawn(ServerConfig { listen: addr, ..config(1 << 20) }).unwrap_err();
+    let error =
+        ServerHandle::spawn(ServerConfig { listen: vec![addr.clone()], ..config(1 << 20) }).unwrap_err();
     assert!(error.to_string().contains(&addr.to_string()), "{error}");
 }
 
@@ -211,6 +212,7 @@ fn dropping_the_handle_stops_and_the_address_is_free_again() {
 fn settings_out_of_range_are_named() {
     let base = || config(1 << 20);
     let cases = [
+        ("listen", ServerConfig { listen: vec![], ..base() }),
         ("max_connections", ServerConfig { max_connections: 0, ..base() }),
         ("max_connections", ServerConfig { max_connections: usize::MAX, ..base() }),
         ("max_outstanding", ServerConfig { max_outstanding: 0, ..base() }),

@@ -28,6 +28,7 @@ mod answers;
 mod config;
 mod connection;
 mod handle;
+mod listen;
 mod requests;
 mod store;
 mod value;
@@ -42,12 +43,12 @@ pub use handle::ServerHandle;
 pub use store::ServerStats;
 
 use std::future::Future;
-use std::net::{SocketAddr, TcpListener};
 use std::rc::Rc;
 
 use crate::memory::{Arena, ArenaConfig, ArenaReport};
-use crate::{Error, Result};
+use crate::{Address, Error, Result};
 use accept::Shared;
+use listen::Listener;
 use store::Store;
 
 /// A slice server that has its memory and its ring and listens, but does not serve yet. Stays on the
@@ -55,8 +56,8 @@ use store::Store;
 pub struct Server {
     // Before the memory: fields are dropped in this order, and the ring must end first.
     runtime: tokio_uring::Runtime,
-    listener: TcpListener,
-    local_addr: SocketAddr,
+    listeners: Vec<Listener>,
+    local_addrs: Vec<Address>,
     arena: Arena,
     config: ServerConfig,
     first_epoch: u32,
@@ -74,12 +75,8 @@ impl Server {
         config.validate()?;
         // Memory last: it is dear, and the others fail more often.
         let runtime = start_ring(&config)?;
-        let cannot = |error: std::io::Error| Error::System {
-            what: format!("cannot listen on {}", config.listen),
-            reason: error.to_string().into(),
-        };
-        let listener = TcpListener::bind(config.listen).map_err(cannot)?;
-        let local_addr = listener.local_addr().map_err(cannot)?;
+        let listeners = config.listen.iter().map(Listener::bind).collect::<Result<Vec<_>>>()?;
+        let local_addrs = listeners.iter().map(|listener| listener.local_addr().clone()).collect();
         let first_epoch = store::random_epoch()?;
         let arena = Arena::map(&ArenaConfig {
             capacity_bytes: config.capacity_bytes,
@@ -87,12 +84,12 @@ impl Server {
             pages: config.pages,
             lock: config.lock,
         })?;
-        Ok(Server { runtime, listener, local_addr, arena, config, first_epoch })
+        Ok(Server { runtime, listeners, local_addrs, arena, config, first_epoch })
     }
 
-    /// Where it listens, with the port that was chosen when 0 was asked for.
-    pub fn local_addr(&self) -> SocketAddr {
-        self.local_addr
+    /// Where it listens, in the order of the settings; with the ports that were chosen where 0 was asked for.
+    pub fn local_addrs(&self) -> &[Address] {
+        &self.local_addrs
     }
 
     /// What memory was obtained.
@@ -106,10 +103,9 @@ impl Server {
         block_sigpipe();
         let store = Store::new(self.arena, &self.config, self.first_epoch);
         let shared = Rc::new(Shared::new(store, self.config));
-        let listener = tokio_uring::net::TcpListener::from_std(self.listener);
-        tracing::info!(listen = %self.local_addr, "slice server ready");
-        self.runtime.block_on(accept::serve(shared, listener, shutdown));
-        tracing::info!(listen = %self.local_addr, "slice server stopped");
+        tracing::info!(listen = ?self.local_addrs, "slice server ready");
+        self.runtime.block_on(accept::serve(shared, self.listeners, shutdown));
+        tracing::info!(listen = ?self.local_addrs, "slice server stopped");
     }
 }
 

@@ -1,7 +1,7 @@
 //! What the server does, seen by clients over loopback.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::*;

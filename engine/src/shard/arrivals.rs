@@ -150,7 +150,7 @@ impl Reactor {
                 }
                 fill.answer_absent();
             }
-        } else if let Some(peer) = self.lanes.get(&lane).map(|lane| self.peers[lane.peer].address) {
+        } else if let Some(peer) = self.lanes.get(&lane).map(|lane| self.peers[lane.peer].address.clone()) {
             let reason = status.to_string().into();
             self.fail_fill(fill_id, &Error::Refused { peer, reason });
         }
@@ -295,7 +295,7 @@ impl Reactor {
             self.counters().checksum_failures.add(1);
             self.counters().fills_failed.add(1);
             if let Some(lane) = self.lanes.get(&lane) {
-                let peer = self.peers[lane.peer].address;
+                let peer = self.peers[lane.peer].address.clone();
                 fill.fail_waiters(&Error::Checksum { peer, got: crc, want: header.value_crc32c });
             }
             return;
@@ -336,7 +336,7 @@ impl Reactor {
     /// The peer broke the protocol.
     fn breach(&mut self, id: u64, reason: String) {
         if let Some(lane) = self.lanes.get(&id) {
-            let peer = self.peers[lane.peer].address;
+            let peer = self.peers[lane.peer].address.clone();
             tracing::warn!(%peer, reason, "the peer broke the protocol; closing its connection");
             self.end_lane(id, Error::Protocol { peer, reason: reason.into() });
         }
@@ -345,7 +345,7 @@ impl Reactor {
     /// The connection is of no more use.
     fn break_lane(&mut self, id: u64, reason: String) {
         if let Some(lane) = self.lanes.get(&id) {
-            let peer = self.peers[lane.peer].address;
+            let peer = self.peers[lane.peer].address.clone();
             self.end_lane(id, Error::PeerUnavailable { peer, reason: reason.into() });
         }
     }

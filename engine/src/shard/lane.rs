@@ -16,7 +16,7 @@
 use super::fills::FillId;
 use super::transport::{LaneOp, SocketAddress, Token, Transport};
 use super::store::Room;
-use crate::Error;
+use crate::{Address, Error};
 use crate::memory::{Arena, GRANULE_BYTES};
 use crate::wire::{RESPONSE_HEADER_BYTES, ResponseHeader};
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -139,7 +139,7 @@ impl Lane {
     pub(super) fn connect(
         id: u64,
         peer: usize,
-        address: std::net::SocketAddr,
+        address: &Address,
         now: Instant,
         transport: &mut dyn Transport,
     ) -> std::io::Result<Self> {
@@ -152,7 +152,9 @@ impl Lane {
         }
         // SAFETY: the descriptor was just made and belongs to nobody else.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        set_nodelay(&fd)?;
+        if address.is_tcp() {
+            set_nodelay(&fd)?;
+        }
         let lane = Self {
             id,
             peer,

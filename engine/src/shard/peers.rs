@@ -1,14 +1,13 @@
 //! Peers: which one holds a key, what waits for it, and how long it is left alone after it refused.
 
 use super::fills::FillId;
-use crate::Error;
+use crate::{Address, Error};
 use crate::key::OwnedKey;
 use std::collections::VecDeque;
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 pub(super) struct Peer {
-    pub(super) address: SocketAddr,
+    pub(super) address: Address,
     /// Fills that no lane has been given.
     pub(super) queue: VecDeque<FillId>,
     /// Numbers of its lanes, in every state.
@@ -21,7 +20,7 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    pub(super) fn new(address: SocketAddr) -> Self {
+    pub(super) fn new(address: Address) -> Self {
         Self { address, queue: VecDeque::new(), lanes: Vec::new(), failures: 0, lost: 0, shunned: None }
     }
 

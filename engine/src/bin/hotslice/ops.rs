@@ -13,8 +13,8 @@ use std::time::Duration;
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = EXIT_CODES)]
 struct Target {
-    /// The slice server
-    #[arg(long, env = "HOTSLICE_ORIGIN", default_value = "127.0.0.1:7110", value_name = "HOST:PORT")]
+    /// The slice server: host:port or unix:/path
+    #[arg(long, env = "HOTSLICE_ORIGIN", default_value = "127.0.0.1:7110", value_name = "ADDRESS")]
     origin: String,
     /// Namespace of the keys; empty is the default one
     #[arg(long, default_value = "", value_name = "NAME")]
@@ -117,7 +117,7 @@ impl Target {
         let [peer] = peers.as_slice() else {
             return Err(Failure::Other(format!("origin is `{}`: one server, not several", self.origin)));
         };
-        SliceClient::connect(*peer, Duration::from_millis(self.timeout_ms))
+        SliceClient::connect(peer, Duration::from_millis(self.timeout_ms))
             .map_err(|error| Failure::Unreachable(error.to_string()))
     }
 }

@@ -1,14 +1,13 @@
 //! `hotslice serve`: a stand-alone slice server.
 
 use std::io::Write;
-use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use hotslice::memory::{ArenaReport, LockPolicy, PagePolicy};
 use hotslice::server::{Server, ServerConfig};
 use hotslice::size::{format_bytes, parse_bytes};
-use hotslice::{Error, Result};
+use hotslice::{Address, Error, Result};
 use tokio::sync::oneshot;
 
 /// Settings of the server; each is explained in `hotslice serve --help`.
@@ -18,9 +17,9 @@ use tokio::sync::oneshot;
                   connect can read them: listen on an address that only the cluster reaches."
 )]
 pub struct ServeArgs {
-    /// Address and port to listen on; port 0 takes a free one
+    /// Address and port to listen on (port 0 takes a free one)
     #[arg(long, default_value = "127.0.0.1:7110", value_name = "ADDRESS:PORT")]
-    listen: SocketAddr,
+    listen: Vec<Address>,
     /// Memory for values, such as 800MB or 8GiB; a put beyond it is refused
     #[arg(long, default_value = "1GiB", value_name = "SIZE",
           value_parser = |text: &str| parse_bytes("capacity", text))]
@@ -62,7 +61,9 @@ pub struct ServeArgs {
 /// What a parent process reads from the first line with `--json`.
 #[derive(serde::Serialize)]
 struct Ready<'a> {
-    listening: SocketAddr,
+    /// The first of `addresses`.
+    listening: &'a Address,
+    addresses: &'a [Address],
     pid: u32,
     writable: bool,
     memory: &'a ArenaReport,
@@ -83,7 +84,7 @@ pub fn run(args: ServeArgs) -> ExitCode {
 fn serve(args: &ServeArgs) -> Result<()> {
     let stopped = stop_on_signal()?;
     let server = Server::bind(ServerConfig {
-        listen: args.listen,
+        listen: args.listen.clone(),
         capacity_bytes: to_usize("capacity", args.capacity)?,
         block_bytes: to_usize("block", args.block)?,
         pages: args.pages,
@@ -115,7 +116,8 @@ fn announce(args: &ServeArgs, server: &Server) -> Result<()> {
     let memory = server.memory_report();
     let text = if args.json {
         serde_json::to_string(&Ready {
-            listening: server.local_addr(),
+            listening: &server.local_addrs()[0],
+            addresses: server.local_addrs(),
             pid: std::process::id(),
             writable: args.writable,
             memory,
@@ -128,7 +130,7 @@ fn announce(args: &ServeArgs, server: &Server) -> Result<()> {
         let mode = if args.writable { "writable" } else { "read-only" };
         format!(
             "serving on {}, {} for values, {mode}",
-            server.local_addr(),
+            server.local_addrs().iter().map(Address::to_string).collect::<Vec<_>>().join(" and "),
             format_bytes(memory.arena_bytes as u64)
         )
     };
