@@ -82,7 +82,7 @@ fn nobody_listens() {
 fn a_peer_that_refuses_is_left_alone_for_a_while_and_then_tried_again() {
     alone(|| {
         let address = closed_port();
-        let mut config = config(4 * MIB, &[address.clone()]);
+        let mut config = config(4 * MIB, std::slice::from_ref(&address));
         (config.backoff_min_ms, config.backoff_max_ms) = (1, 50);
         let cache = open_with(config);
         let refused = cache.get("k", soon());
