@@ -1,13 +1,17 @@
 //! `hotslice put`, `get`, `exists` and `rm` as a user meets them: values, exit codes, messages.
 
+use hotslice::Address;
 use hotslice::memory::PagePolicy;
 use hotslice::server::{ServerConfig, ServerHandle};
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
 fn server(writable: bool) -> ServerHandle {
-    let config =
-        ServerConfig { capacity_bytes: 32 << 20, pages: PagePolicy::Off, writable, ..Default::default() };
+    start(ServerConfig { writable, ..Default::default() })
+}
+
+fn start(config: ServerConfig) -> ServerHandle {
+    let config = ServerConfig { capacity_bytes: 32 << 20, pages: PagePolicy::Off, ..config };
     ServerHandle::spawn(config).expect("a server on a free port")
 }
 
@@ -49,6 +53,19 @@ fn values_of_odd_sizes_go_there_and_back() {
         assert_eq!(run(&origin, &namespace, b"").0, Some(1), "another namespace");
         assert_eq!(run(&origin, &["rm", &key], b"").0, Some(0));
     }
+}
+
+#[test]
+fn commands_talk_over_unix_sockets_too() {
+    let path = std::env::temp_dir().join(format!("hotslice-ops-{}.sock", std::process::id()));
+    let listen = vec![Address::unix(path).expect("a short path")];
+    let server = start(ServerConfig { listen, writable: true, ..Default::default() });
+    let origin = server.addr().to_string();
+    assert_eq!(run(&origin, &["put", "a", "-"], b"12345").0, Some(0));
+    assert_eq!(run(&origin, &["get", "a"], b"").1.stdout, b"12345");
+    drop(server);
+    let (code, gone) = run(&origin, &["get", "a"], b"");
+    assert!(code == Some(3) && says(&gone, &origin), "{gone:?}");
 }
 
 #[test]

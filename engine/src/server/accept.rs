@@ -3,20 +3,18 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::future::Future;
-use std::net::SocketAddr;
-use std::os::fd::AsRawFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
-use tokio_uring::net::{TcpListener, TcpStream};
 
 use super::ServerConfig;
 use super::answers::send_answers;
 use super::connection::{Answer, Connection};
-use super::listen::Listener;
+use super::listen::Acceptor;
 use super::requests::{RECEIVE_BYTES, linger, serve_requests};
 use super::store::{ServerStats, Store};
+use super::stream::{Peer, Stream};
 use crate::wire::{Limits, ResponseHeader, Status};
 
 /// Connections beyond `max_connections` that are still told why they are turned away.
@@ -80,32 +78,23 @@ impl Shared {
 }
 
 /// Serves until `shutdown` is ready and every connection has ended.
-pub(super) async fn serve(shared: Rc<Shared>, listeners: Vec<Listener>, shutdown: impl Future<Output = ()>) {
-    let accepting: Vec<_> = listeners
-        .into_iter()
-        .map(|listener| {
-            let listener = TcpListener::from_std(listener.socket);
-            let descriptor = listener.as_raw_fd();
-            (tokio_uring::spawn(accept_all(Rc::clone(&shared), listener)), descriptor)
-        })
-        .collect();
+pub(super) async fn serve(shared: Rc<Shared>, acceptors: Vec<Acceptor>, shutdown: impl Future<Output = ()>) {
+    let accept = |acceptor| tokio_uring::spawn(accept_all(Rc::clone(&shared), acceptor));
+    let accepting: Vec<_> = acceptors.into_iter().map(accept).collect();
     let sweeping = tokio_uring::spawn(sweep(Rc::clone(&shared)));
     shutdown.await;
     shared.stopping.set(true);
     shared.stop.notify_waiters();
-    for (task, descriptor) in &accepting {
-        if !task.is_finished() {
-            // Completes the accept in flight, which a mere drop would leave to the kernel. The descriptor is
-            // open: the unfinished task owns the listener, and runs on this thread only.
-            // SAFETY: shutdown takes any descriptor and touches no memory.
-            unsafe { libc::shutdown(*descriptor, libc::SHUT_RDWR) };
-        }
+    for task in &accepting {
+        task.abort();
     }
     for connection in shared.connections.borrow().values() {
         connection.close();
     }
-    for task in accepting.into_iter().map(|(task, _)| task).chain([sweeping]) {
-        if let Err(error) = task.await {
+    for task in accepting.into_iter().chain([sweeping]) {
+        if let Err(error) = task.await
+            && !error.is_cancelled()
+        {
             tracing::error!(%error, "a task of the slice server ended abnormally");
         }
     }
@@ -114,15 +103,15 @@ pub(super) async fn serve(shared: Rc<Shared>, listeners: Vec<Listener>, shutdown
     }
 }
 
-async fn accept_all(shared: Rc<Shared>, listener: TcpListener) {
+/// Accepts until it is aborted, which it may be at any of its waits.
+async fn accept_all(shared: Rc<Shared>, acceptor: Acceptor) {
     let mut pause = ACCEPT_PAUSE;
     while !shared.stopping.get() {
-        match listener.accept().await {
+        match acceptor.accept().await {
             Ok((stream, peer)) => {
                 pause = ACCEPT_PAUSE;
                 admit(&shared, stream, peer);
             }
-            Err(_) if shared.stopping.get() => return,
             Err(error) => {
                 // Out of descriptors, most likely: connections wait in the backlog until some close.
                 shared.count(|stats| stats.accept_errors += 1);
@@ -138,14 +127,16 @@ async fn accept_all(shared: Rc<Shared>, listener: TcpListener) {
     }
 }
 
-fn admit(shared: &Rc<Shared>, stream: TcpStream, peer: SocketAddr) {
+fn admit(shared: &Rc<Shared>, stream: Stream, peer: Peer) {
     let open = shared.connections.borrow().len();
     let max = shared.config.max_connections;
     if shared.stopping.get() || open >= max + REFUSALS_MAX {
         shared.count(|stats| stats.connections_refused += 1);
         return;
     }
-    if let Err(error) = stream.set_nodelay(true) {
+    if let Stream::Tcp(stream) = &stream
+        && let Err(error) = stream.set_nodelay(true)
+    {
         tracing::debug!(%peer, %error, "connection ended before it was served");
         return;
     }

@@ -10,6 +10,8 @@ use crate::{Address, Error, Result};
 pub struct ServerConfig {
     /// Where to listen, one address at least. Default: loopback, a port that the kernel chooses.
     pub listen: Vec<Address>,
+    /// Permissions of the files of Unix sockets. Who may write to the file may connect. Default: 0600.
+    pub socket_mode: u32,
     /// Memory for values in bytes. Default: 1 GiB.
     pub capacity_bytes: usize,
     /// Size of one block of that memory in bytes. Default: 16 MiB.
@@ -39,6 +41,7 @@ impl Default for ServerConfig {
     fn default() -> Self {
         ServerConfig {
             listen: vec![([127, 0, 0, 1], 0).into()],
+            socket_mode: 0o600,
             capacity_bytes: 1 << 30,
             block_bytes: 16 << 20,
             pages: PagePolicy::Preferred,
@@ -64,6 +67,11 @@ impl ServerConfig {
         if self.listen.is_empty() {
             let allowed = "at least one address is needed".to_string();
             return Err(Error::Config { setting: "listen", value: "empty".into(), allowed });
+        }
+        if self.socket_mode > 0o777 {
+            let (value, allowed) =
+                (format!("{:o}", self.socket_mode), "0 to 777 (octal) are allowed".to_string());
+            return Err(Error::Config { setting: "socket_mode", value, allowed });
         }
         let counts = [
             ("max_connections", self.max_connections, CONNECTIONS_LIMIT),

@@ -2,12 +2,12 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::net::{Shutdown, SocketAddr};
+use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
-use tokio_uring::net::TcpStream;
 
+use super::stream::{Peer, Stream};
 use super::value::SendPiece;
 
 /// Slowest speed at which a value may arrive once the stall timeout has passed.
@@ -24,8 +24,8 @@ pub(super) struct Answer {
 
 /// One client's connection. Lives on the server's thread only.
 pub(super) struct Connection {
-    pub(super) stream: TcpStream,
-    pub(super) peer: SocketAddr,
+    pub(super) stream: Stream,
+    pub(super) peer: Peer,
     queue: RefCell<VecDeque<Answer>>,
     /// Answers queued or being written.
     outstanding: Cell<usize>,
@@ -48,7 +48,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(stream: TcpStream, peer: SocketAddr, outstanding_max: usize) -> Self {
+    pub(super) fn new(stream: Stream, peer: Peer, outstanding_max: usize) -> Self {
         let now = Instant::now();
         Connection {
             stream,

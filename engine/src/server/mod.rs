@@ -1,4 +1,5 @@
-//! The slice server: values in hugepage memory, served over TCP by the protocol of [`crate::wire`].
+//! The slice server: values in hugepage memory, served over TCP and Unix sockets by the
+//! protocol of [`crate::wire`].
 //!
 //! It is the simplest origin of a cache, and the peer that tests and benches talk to. It is an I/O
 //! program on tokio-uring with one thread; it knows nothing of the cache, its table or its shards.
@@ -31,12 +32,15 @@ mod handle;
 mod listen;
 mod requests;
 mod store;
+mod stream;
 mod value;
 
 #[cfg(test)]
 mod limit_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod unix_tests;
 
 pub use config::ServerConfig;
 pub use handle::ServerHandle;
@@ -75,7 +79,11 @@ impl Server {
         config.validate()?;
         // Memory last: it is dear, and the others fail more often.
         let runtime = start_ring(&config)?;
-        let listeners = config.listen.iter().map(Listener::bind).collect::<Result<Vec<_>>>()?;
+        let listeners = config
+            .listen
+            .iter()
+            .map(|address| Listener::bind(address, config.socket_mode))
+            .collect::<Result<Vec<_>>>()?;
         let local_addrs = listeners.iter().map(|listener| listener.local_addr().clone()).collect();
         let first_epoch = store::random_epoch()?;
         let arena = Arena::map(&ArenaConfig {
@@ -104,7 +112,15 @@ impl Server {
         let store = Store::new(self.arena, &self.config, self.first_epoch);
         let shared = Rc::new(Shared::new(store, self.config));
         tracing::info!(listen = ?self.local_addrs, "slice server ready");
-        self.runtime.block_on(accept::serve(shared, self.listeners, shutdown));
+        self.runtime.block_on(async {
+            // Registering a socket needs the runtime; it fails only where memory or watches run out.
+            let acceptors: std::io::Result<Vec<_>> =
+                self.listeners.into_iter().map(Listener::start).collect();
+            match acceptors {
+                Ok(acceptors) => accept::serve(shared, acceptors, shutdown).await,
+                Err(error) => tracing::error!(%error, "cannot wait for connections"),
+            }
+        });
         tracing::info!(listen = ?self.local_addrs, "slice server stopped");
     }
 }

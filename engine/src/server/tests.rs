@@ -70,6 +70,32 @@ pub(super) fn until(
     }
 }
 
+/// A directory that goes with the value.
+pub(super) struct Directory(std::path::PathBuf);
+
+impl Directory {
+    pub(super) fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("hotslice-server-{name}-{}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        Directory(path)
+    }
+
+    pub(super) fn path(&self) -> &std::path::Path {
+        &self.0
+    }
+
+    /// Of a Unix socket in it.
+    pub(super) fn address(&self) -> Address {
+        Address::unix(self.0.join("s")).unwrap()
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
 pub(super) fn raw(server: &ServerHandle) -> TcpStream {
     let stream = TcpStream::connect(server.addr()).unwrap();
     stream.set_read_timeout(Some(TIMEOUT)).unwrap();

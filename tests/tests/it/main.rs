@@ -18,4 +18,5 @@ mod shutdown;
 mod single_flight;
 mod staleness;
 mod stats;
+mod unix;
 mod utilisation;

@@ -17,9 +17,12 @@ use tokio::sync::oneshot;
                   connect can read them: listen on an address that only the cluster reaches."
 )]
 pub struct ServeArgs {
-    /// Address and port to listen on (port 0 takes a free one)
-    #[arg(long, default_value = "127.0.0.1:7110", value_name = "ADDRESS:PORT")]
+    /// Where to listen: address:port (port 0 takes a free one) or unix:/path; may be given several times
+    #[arg(long, default_value = "127.0.0.1:7110", value_name = "ADDRESS")]
     listen: Vec<Address>,
+    /// Permissions of a Unix socket's file, octal; who may write to it may connect
+    #[arg(long, default_value = "0600", value_name = "MODE", value_parser = parse_mode)]
+    socket_mode: u32,
     /// Memory for values, such as 800MB or 8GiB; a put beyond it is refused
     #[arg(long, default_value = "1GiB", value_name = "SIZE",
           value_parser = |text: &str| parse_bytes("capacity", text))]
@@ -85,6 +88,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
     let stopped = stop_on_signal()?;
     let server = Server::bind(ServerConfig {
         listen: args.listen.clone(),
+        socket_mode: args.socket_mode,
         capacity_bytes: to_usize("capacity", args.capacity)?,
         block_bytes: to_usize("block", args.block)?,
         pages: args.pages,
@@ -102,6 +106,11 @@ fn serve(args: &ServeArgs) -> Result<()> {
         let _ = stopped.await;
     });
     Ok(())
+}
+
+fn parse_mode(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
+    mode.ok_or_else(|| "an octal number from 0 to 0777 is allowed, such as 0660".to_owned())
 }
 
 fn to_usize(setting: &'static str, bytes: u64) -> Result<usize> {
