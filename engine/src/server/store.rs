@@ -10,7 +10,7 @@ use super::ServerConfig;
 use super::value::{Draft, Memory, Value};
 use crate::memory::Arena;
 use crate::wire::{KeyRef, PutRequest, Status};
-use crate::{Error, Result};
+use crate::Result;
 
 /// Charged per value besides its key's bytes: map entry, allocation, extent list, rounded up.
 const ENTRY_OVERHEAD_BYTES: usize = 192;
@@ -194,12 +194,5 @@ pub(super) struct PendingPut {
 
 /// A number that no earlier run is likely to have drawn; never 0, so that no version is 0.
 pub(super) fn random_epoch() -> Result<u32> {
-    let mut bytes = [0u8; 4];
-    // SAFETY: the pointer and length are those of `bytes`; the call writes at most that many bytes.
-    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    if got != bytes.len() as isize {
-        let reason = std::io::Error::last_os_error().to_string().into();
-        return Err(Error::System { what: "cannot draw a random number".into(), reason });
-    }
-    Ok(u32::from_ne_bytes(bytes).max(1))
+    Ok(u32::from_ne_bytes(crate::random::bytes()?).max(1))
 }
