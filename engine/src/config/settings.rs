@@ -4,6 +4,7 @@
 use super::{Config, config_error};
 use crate::size::{format_bytes, parse_bytes};
 use crate::{Address, Result};
+use std::path::{Path, PathBuf};
 
 /// One setting.
 pub(super) struct Setting {
@@ -53,6 +54,8 @@ settings! {
         |c, n, v| set(&mut c.entries_max, word(n, v, "a whole number")), |c| c.entries_max.to_string();
     "origin", "HOTSLICE_ORIGIN",
         |c, n, v| set(&mut c.origin, parse_peers(n, v)), |c| joined(&c.origin);
+    "secret_file", "HOTSLICE_SECRET_FILE",
+        |c, _, v| set(&mut c.secret_file, Ok(path(v))), |c| shown(c.secret_file.as_deref());
     "lanes_per_peer", "HOTSLICE_LANES_PER_PEER",
         |c, n, v| set(&mut c.lanes_per_peer, word(n, v, "1 to 64")), |c| c.lanes_per_peer.to_string();
     "lane_depth", "HOTSLICE_LANE_DEPTH",
@@ -89,6 +92,15 @@ fn word<T: std::str::FromStr>(name: &'static str, value: &str, allowed: &str) ->
 fn list<T: std::str::FromStr>(name: &'static str, value: &str) -> Result<Vec<T>> {
     let parts = value.split(',').map(str::trim).filter(|part| !part.is_empty());
     parts.map(|part| word(name, part, "whole numbers separated by commas")).collect()
+}
+
+/// No text, no file.
+fn path(text: &str) -> Option<PathBuf> {
+    (!text.is_empty()).then(|| text.into())
+}
+
+fn shown(path: Option<&Path>) -> String {
+    path.map_or_else(String::new, |path| path.display().to_string())
 }
 
 fn joined<T: ToString>(items: &[T]) -> String {

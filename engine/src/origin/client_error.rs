@@ -62,6 +62,16 @@ pub enum ClientError {
         /// Why, in the server's words; may be empty.
         reason: String,
     },
+    /// The server did not prove that it knows the secret: it is somebody else, or has another one. The client
+    /// cannot be used any more.
+    #[error("{peer} does not know the secret: it is another server, or its secret is another one")]
+    ServerProof {
+        /// Address of the server.
+        peer: Address,
+    },
+    /// No random bytes could be had for a proof.
+    #[error(transparent)]
+    Random(Error),
     /// The bytes received are not those that the server has stored.
     #[error("checksum mismatch from {peer}: CRC32C {got:#010x}, the server says {want:#010x}")]
     Checksum {
@@ -109,7 +119,10 @@ impl From<ClientError> for Error {
             | ClientError::Io { peer, .. }
             | ClientError::TimedOut { peer, .. }
             | ClientError::Ended { peer } => Error::PeerUnavailable { peer, reason },
-            ClientError::Protocol { peer, .. } => Error::Protocol { peer, reason },
+            ClientError::Protocol { peer, .. } | ClientError::ServerProof { peer } => {
+                Error::Protocol { peer, reason }
+            }
+            ClientError::Random(error) => error,
             ClientError::Refused { peer, .. } => Error::Refused { peer, reason },
             ClientError::Checksum { peer, got, want } => Error::Checksum { peer, got, want },
             ClientError::BufferTooSmall { buffer_bytes, value_bytes } => {

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use super::ClientError;
 use super::stream::Stream;
 use crate::Address;
+use crate::auth::{ClientHandshake, Secret};
 use crate::wire::{
     self, ANY_VERSION, LOOKUP_ENTRY_BYTES, Limits, LookupEntry, Op, RANGE_TO_END, RESPONSE_HEADER_BYTES,
     ResponseHeader, Status, WireError,
@@ -71,6 +72,53 @@ impl SliceClient {
         };
         let request = Vec::new();
         Ok(SliceClient { stream, peer, timeout, request, last_request_id: 0, verify: true, ended: false })
+    }
+
+    /// Proves to the server that both know the secret, and has the server prove it too. To be called before
+    /// anything else is asked of a server that demands it.
+    ///
+    /// # Errors
+    ///
+    /// `Refused` with [`Status::Unauthenticated`] when the server does not believe it or has no secret, and
+    /// [`ClientError::ServerProof`] when the server is not to be believed; the client cannot be used any more
+    /// then. Also `Io`, `TimedOut`, `Protocol`, `Ended` and `Random`.
+    pub fn authenticate(&mut self, secret: &Secret) -> Result<()> {
+        let done = self.try_authenticate(secret);
+        self.ended |= done.is_err();
+        done
+    }
+
+    fn try_authenticate(&mut self, secret: &Secret) -> Result<()> {
+        let handshake = ClientHandshake::begin(secret).map_err(ClientError::Random)?;
+        let server_nonce = self.exchange_token(Op::Challenge, |out, id| {
+            wire::encode_challenge(out, id, handshake.nonce());
+        })?;
+        let (proof, check) = handshake.prove(&server_nonce);
+        let server_proof = self.exchange_token(Op::Authenticate, |out, id| {
+            wire::encode_authenticate(out, id, &proof);
+        })?;
+        if check.holds(&server_proof) {
+            return Ok(());
+        }
+        Err(ClientError::ServerProof { peer: self.peer.clone() })
+    }
+
+    fn exchange_token(
+        &mut self,
+        op: Op,
+        encode: impl FnOnce(&mut Vec<u8>, u64),
+    ) -> Result<[u8; wire::TOKEN_BYTES]> {
+        let answer = self.exchange(op, |out, id| {
+            encode(out, id);
+            Ok(())
+        })?;
+        if answer.is_none() {
+            return Err(self.broke(format!("{op:?} was answered with \"absent\"")));
+        }
+        // The header was judged to announce as many bytes.
+        let mut token = [0; wire::TOKEN_BYTES];
+        self.receive(&mut token)?;
+        Ok(token)
     }
 
     /// Address of the server.

@@ -143,6 +143,9 @@ fn admit(shared: &Rc<Shared>, stream: Stream, peer: Peer) {
     let id = shared.next_connection.get();
     shared.next_connection.set(id + 1);
     let connection = Rc::new(Connection::new(stream, peer, shared.config.max_outstanding));
+    if shared.config.secret.is_some() {
+        connection.must_authenticate(shared.config.stall_timeout);
+    }
     shared.connections.borrow_mut().insert(id, Rc::clone(&connection));
     let registered = Registered { shared: Rc::clone(shared), connection, id };
     if open < max {

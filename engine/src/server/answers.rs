@@ -47,6 +47,13 @@ impl Answer {
         Answer::of(bytes)
     }
 
+    /// A nonce or a proof.
+    pub(super) fn token(op: Op, request_id: u64, token: &[u8; wire::TOKEN_BYTES]) -> Self {
+        let mut bytes = Vec::with_capacity(wire::RESPONSE_HEADER_BYTES + token.len());
+        wire::encode_token(&mut bytes, op, request_id, token);
+        Answer::of(bytes)
+    }
+
     /// The text of a Stats answer.
     pub(super) fn stats(request_id: u64, json: &[u8]) -> Self {
         let header = ResponseHeader {

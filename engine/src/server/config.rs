@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::auth::Secret;
 use crate::memory::{LockPolicy, PagePolicy};
 use crate::{Address, Error, Result};
 
@@ -12,6 +13,8 @@ pub struct ServerConfig {
     pub listen: Vec<Address>,
     /// Permissions of the files of Unix sockets. Who may write to the file may connect. Default: 0600.
     pub socket_mode: u32,
+    /// What clients must prove to know before they are served. Default: nothing.
+    pub secret: Option<Secret>,
     /// Memory for values in bytes. Default: 1 GiB.
     pub capacity_bytes: usize,
     /// Size of one block of that memory in bytes. Default: 16 MiB.
@@ -29,8 +32,8 @@ pub struct ServerConfig {
     pub max_outstanding: usize,
     /// How long a connection may be without a request. Default: 10 minutes.
     pub idle_timeout: Duration,
-    /// How long a connection may move no byte in the middle of a request or of an answer. Default:
-    /// 30 seconds.
+    /// How long a connection may move no byte in the middle of a request or of an answer, and how long it may
+    /// take to authenticate. Default: 30 seconds.
     pub stall_timeout: Duration,
     /// Memory for keys and their bookkeeping in bytes: what bounds the number of tiny values.
     /// Default: 256 MiB.
@@ -42,6 +45,7 @@ impl Default for ServerConfig {
         ServerConfig {
             listen: vec![([127, 0, 0, 1], 0).into()],
             socket_mode: 0o600,
+            secret: None,
             capacity_bytes: 1 << 30,
             block_bytes: 16 << 20,
             pages: PagePolicy::Preferred,

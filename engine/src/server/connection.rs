@@ -36,9 +36,11 @@ pub(super) struct Connection {
     finished: Cell<bool>,
     /// The sockets are shut down: nothing more can be sent.
     closed: Cell<bool>,
-    /// In the middle of a request.
+    /// By when it must have proved that it knows the secret.
+    proof_due: Cell<Option<Instant>>,
     /// By when the value that is arriving must be there.
     value_due: Cell<Option<Instant>>,
+    /// In the middle of a request.
     pub(super) mid_request: Cell<bool>,
     last_received: Cell<Instant>,
     /// Last time that bytes were sent or that sending became due.
@@ -62,10 +64,21 @@ impl Connection {
             mid_request: Cell::new(false),
             last_received: Cell::new(now),
             last_sent: Cell::new(now),
+            proof_due: Cell::new(None),
             value_due: Cell::new(None),
             wake_writer: Notify::new(),
             wake_reader: Notify::new(),
         }
+    }
+
+    /// It must prove within `time` that it knows the secret.
+    pub(super) fn must_authenticate(&self, time: Duration) {
+        self.proof_due.set(Some(Instant::now() + time));
+    }
+
+    /// It has.
+    pub(super) fn authenticated(&self) {
+        self.proof_due.set(None);
     }
 
     /// A value begins to arrive, or is over (`None`). From now on it holds memory that others may want: it may take
@@ -165,7 +178,7 @@ impl Connection {
 
     /// Whether it has been without progress for too long.
     pub(super) fn overdue(&self, now: Instant, idle: Duration, stall: Duration) -> bool {
-        if self.value_due.get().is_some_and(|due| now >= due) {
+        if [&self.proof_due, &self.value_due].iter().any(|due| due.get().is_some_and(|due| now >= due)) {
             return true;
         }
         let receiving = now.duration_since(self.last_received.get());

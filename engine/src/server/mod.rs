@@ -25,6 +25,7 @@
 //! [`Status::TooLarge`]: crate::wire::Status::TooLarge
 
 mod accept;
+mod access;
 mod answers;
 mod config;
 mod connection;
@@ -35,6 +36,8 @@ mod store;
 mod stream;
 mod value;
 
+#[cfg(test)]
+mod auth_tests;
 #[cfg(test)]
 mod limit_tests;
 #[cfg(test)]

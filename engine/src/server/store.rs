@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use super::ServerConfig;
 use super::value::{Draft, Memory, Value};
+use crate::Result;
 use crate::memory::Arena;
 use crate::wire::{KeyRef, PutRequest, Status};
-use crate::Result;
 
 /// Charged per value besides its key's bytes: map entry, allocation, extent list, rounded up.
 const ENTRY_OVERHEAD_BYTES: usize = 192;
@@ -50,6 +50,8 @@ pub struct ServerStats {
     pub removes: u64,
     /// Requests answered with an error status other than "absent".
     pub refusals: u64,
+    /// Wrong proofs of the secret.
+    pub authentications_failed: u64,
     /// Bytes of values received straight into their place.
     pub received_direct_bytes: u64,
     /// Bytes of values that were copied into their place.

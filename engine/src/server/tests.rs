@@ -103,7 +103,7 @@ pub(super) fn raw(server: &ServerHandle) -> TcpStream {
     stream
 }
 
-pub(super) fn read_answer(stream: &mut TcpStream) -> (ResponseHeader, Vec<u8>) {
+pub(super) fn read_answer(stream: &mut impl Read) -> (ResponseHeader, Vec<u8>) {
     let mut bytes = [0; RESPONSE_HEADER_BYTES];
     stream.read_exact(&mut bytes).unwrap();
     let header = ResponseHeader::decode(&bytes).unwrap();

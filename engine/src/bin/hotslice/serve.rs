@@ -1,9 +1,11 @@
 //! `hotslice serve`: a stand-alone slice server.
 
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use hotslice::auth::Secret;
 use hotslice::memory::{ArenaReport, LockPolicy, PagePolicy};
 use hotslice::server::{Server, ServerConfig};
 use hotslice::size::{format_bytes, parse_bytes};
@@ -14,7 +16,8 @@ use tokio::sync::oneshot;
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Values are held in memory up to the capacity and are lost when the server ends. Whoever can \
-                  connect can read them: listen on an address that only the cluster reaches."
+                  connect can read them unless a secret is demanded; nothing is encrypted: listen on an \
+                  address that only the cluster reaches."
 )]
 pub struct ServeArgs {
     /// Where to listen: address:port (port 0 takes a free one) or unix:/path; may be given several times
@@ -37,6 +40,9 @@ pub struct ServeArgs {
     /// Locking the memory (mlock): required, preferred or off
     #[arg(long, default_value = "off", value_name = "POLICY")]
     lock: LockPolicy,
+    /// Serve only clients that prove to know the secret in this file (16 bytes or more; others may not read it)
+    #[arg(long, value_name = "FILE")]
+    secret_file: Option<PathBuf>,
     /// Take put and remove; without it the server is read-only
     #[arg(long)]
     writable: bool,
@@ -89,6 +95,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
     let server = Server::bind(ServerConfig {
         listen: args.listen.clone(),
         socket_mode: args.socket_mode,
+        secret: args.secret_file.as_deref().map(Secret::read).transpose()?,
         capacity_bytes: to_usize("capacity", args.capacity)?,
         block_bytes: to_usize("block", args.block)?,
         pages: args.pages,
