@@ -116,6 +116,38 @@ fn a_unix_socket_has_the_mode_asked_for_and_goes_with_the_server() {
     assert!(!path.exists());
 }
 
+/// What a server writes to standard error until it has ended.
+fn warnings(arguments: &[&str]) -> String {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_hotslice"))
+        .args(["serve", "--json", "--pages", "off", "--capacity", "64MiB"])
+        .args(arguments)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let mut process = Process { addr: ([127, 0, 0, 1], 0).into(), child };
+    assert_eq!(process.signal(libc::SIGTERM), Some(0), "{line}");
+    let mut text = String::new();
+    process.child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    text
+}
+
+#[test]
+fn listening_to_the_network_without_a_secret_is_one_warning() {
+    let secret = std::env::temp_dir().join(format!("hotslice-serve-secret-{}", std::process::id()));
+    std::fs::write(&secret, "a secret of the right length").unwrap();
+    std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let open = warnings(&["--listen", "0.0.0.0:0", "--listen", "127.0.0.1:0", "--listen", "0.0.0.0:0"]);
+    assert_eq!(open.matches("without a secret").count(), 1, "{open}");
+    let file = secret.to_str().unwrap();
+    let closed = warnings(&["--listen", "0.0.0.0:0", "--secret-file", file]);
+    assert!(!closed.contains("without a secret") && !closed.contains("right length"), "{closed}");
+    assert!(!warnings(&["--listen", "127.0.0.1:0"]).contains("without a secret"));
+    std::fs::remove_file(&secret).unwrap();
+}
+
 #[test]
 fn it_is_read_only_unless_told_otherwise() {
     let server = serve("--capacity 64MiB", "");
@@ -157,7 +189,7 @@ fn running_out_of_descriptors_neither_ends_nor_spins_it() {
 
 #[test]
 fn wrong_settings_end_it_with_an_error_that_names_them() {
-    let cases: [(&[&str], &str); 7] = [
+    let cases: [(&[&str], &str); 12] = [
         (&["--listen", "127.0.0.1:0", "--capacity", "many"], "capacity"),
         (&["--listen", "127.0.0.1:0", "--capacity", "64MiB", "--max-connections", "0"], "max_connections"),
         (&["--listen", "127.0.0.1:0", "--capacity", "64MiB", "--idle-timeout-ms", "0"], "idle_timeout"),
@@ -168,6 +200,11 @@ fn wrong_settings_end_it_with_an_error_that_names_them() {
         (&["--listen", "nowhere"], "nowhere"),
         (&["--listen", "unix:relative"], "begins with `/`"),
         (&["--listen", "127.0.0.1:0", "--socket-mode", "8"], "octal"),
+        (&["--listen", "127.0.0.1:0", "--max-connections-per-client", "0"], "max_connections_per_client"),
+        (&["--listen", "127.0.0.1:0", "--max-outstanding-bytes", "1"], "max_outstanding_bytes"),
+        (&["--listen", "127.0.0.1:0", "--max-frame-bytes", "4kB"], "8192 to 1048576"),
+        (&["--listen", "127.0.0.1:0", "--max-value-bytes", "2TiB"], "max_value_bytes"),
+        (&["--listen", "127.0.0.1:0", "--secret-file", "/nowhere/at/all"], "/nowhere/at/all"),
     ];
     for (arguments, named) in cases {
         // A server that wrongly starts must end all the same.

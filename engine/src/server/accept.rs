@@ -14,10 +14,10 @@ use super::connection::{Answer, Connection};
 use super::listen::Acceptor;
 use super::requests::{RECEIVE_BYTES, linger, serve_requests};
 use super::store::{ServerStats, Store};
-use super::stream::{Peer, Stream};
+use super::stream::{Client, Peer, Stream};
 use crate::wire::{Limits, ResponseHeader, Status};
 
-/// Connections beyond `max_connections` that are still told why they are turned away.
+/// Connections beyond the limits that are still told why they are turned away.
 const REFUSALS_MAX: usize = 16;
 /// Pause after the first failed accept; doubled up to the longest.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
@@ -31,6 +31,10 @@ pub(super) struct Shared {
     pub(super) config: ServerConfig,
     stats: RefCell<ServerStats>,
     connections: RefCell<HashMap<u64, Rc<Connection>>>,
+    /// Connections that are being served, by client.
+    clients: RefCell<HashMap<Client, usize>>,
+    /// Connections that are being told why they are turned away.
+    refusing: Cell<usize>,
     next_connection: Cell<u64>,
     stopping: Cell<bool>,
     stop: Notify,
@@ -44,6 +48,8 @@ impl Shared {
             config,
             stats: RefCell::default(),
             connections: RefCell::default(),
+            clients: RefCell::default(),
+            refusing: Cell::new(0),
             next_connection: Cell::new(0),
             stopping: Cell::new(false),
             stop: Notify::new(),
@@ -52,7 +58,7 @@ impl Shared {
     }
 
     pub(super) fn limits(&self) -> Limits {
-        Limits::default()
+        Limits { small_body_bytes_max: self.config.max_frame_bytes, ..Limits::default() }
     }
 
     pub(super) fn count(&self, change: impl FnOnce(&mut ServerStats)) {
@@ -127,10 +133,21 @@ async fn accept_all(shared: Rc<Shared>, acceptor: Acceptor) {
     }
 }
 
+/// Why a connection of this client is turned away now, if it is.
+fn too_many(shared: &Shared, client: Client) -> Option<String> {
+    let config = &shared.config;
+    let served = shared.connections.borrow().len() - shared.refusing.get();
+    if served >= config.max_connections {
+        return Some(format!("all {} connections are in use", config.max_connections));
+    }
+    let own = shared.clients.borrow().get(&client).copied().unwrap_or(0);
+    let max = config.max_connections_per_client;
+    (own >= max).then(|| format!("{client} has {own} connections already, {max} are allowed"))
+}
+
 fn admit(shared: &Rc<Shared>, stream: Stream, peer: Peer) {
-    let open = shared.connections.borrow().len();
-    let max = shared.config.max_connections;
-    if shared.stopping.get() || open >= max + REFUSALS_MAX {
+    let refusal = too_many(shared, peer.client());
+    if shared.stopping.get() || (refusal.is_some() && shared.refusing.get() >= REFUSALS_MAX) {
         shared.count(|stats| stats.connections_refused += 1);
         return;
     }
@@ -140,34 +157,60 @@ fn admit(shared: &Rc<Shared>, stream: Stream, peer: Peer) {
         tracing::debug!(%peer, %error, "connection ended before it was served");
         return;
     }
-    let id = shared.next_connection.get();
-    shared.next_connection.set(id + 1);
-    let connection = Rc::new(Connection::new(stream, peer, shared.config.max_outstanding));
+    let connection = Rc::new(Connection::new(stream, peer, &shared.config));
     if shared.config.secret.is_some() {
         connection.must_authenticate(shared.config.stall_timeout);
     }
-    shared.connections.borrow_mut().insert(id, Rc::clone(&connection));
-    let registered = Registered { shared: Rc::clone(shared), connection, id };
-    if open < max {
-        shared.count(|stats| stats.connections_accepted += 1);
-        tokio_uring::spawn(serve_connection(registered));
-    } else {
-        shared.count(|stats| stats.connections_refused += 1);
-        tokio_uring::spawn(refuse_connection(registered));
+    let registered = Registered::new(shared, connection, refusal.is_none());
+    match refusal {
+        None => {
+            shared.count(|stats| stats.connections_accepted += 1);
+            tokio_uring::spawn(serve_connection(registered));
+        }
+        Some(reason) => {
+            tracing::debug!(%peer, reason, "connection turned away");
+            shared.count(|stats| stats.connections_refused += 1);
+            tokio_uring::spawn(refuse_connection(registered, reason));
+        }
     }
 }
 
-/// A connection's place in the server's table, given back however its task ends.
+/// A connection's place in the server's tables, given back however its task ends.
 struct Registered {
     shared: Rc<Shared>,
     connection: Rc<Connection>,
     id: u64,
+    served: bool,
+}
+
+impl Registered {
+    fn new(shared: &Rc<Shared>, connection: Rc<Connection>, served: bool) -> Self {
+        let id = shared.next_connection.get();
+        shared.next_connection.set(id + 1);
+        shared.connections.borrow_mut().insert(id, Rc::clone(&connection));
+        match served {
+            true => *shared.clients.borrow_mut().entry(connection.peer.client()).or_default() += 1,
+            false => shared.refusing.set(shared.refusing.get() + 1),
+        }
+        Registered { shared: Rc::clone(shared), connection, id, served }
+    }
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
         self.connection.finish();
         self.shared.connections.borrow_mut().remove(&self.id);
+        if self.served {
+            let mut clients = self.shared.clients.borrow_mut();
+            let client = self.connection.peer.client();
+            // Clients without connections are forgotten: the table is no larger than that of connections.
+            match clients.get_mut(&client) {
+                Some(own) if *own > 1 => *own -= 1,
+                _ => drop(clients.remove(&client)),
+            }
+        } else {
+            self.shared.refusing.set(self.shared.refusing.get() - 1);
+        }
         self.shared.connection_ended.notify_one();
     }
 }
@@ -188,9 +231,8 @@ async fn serve_connection(registered: Registered) {
     }
 }
 
-async fn refuse_connection(registered: Registered) {
+async fn refuse_connection(registered: Registered, reason: String) {
     let writer = registered.start_writer();
-    let reason = format!("all {} connections are in use", registered.shared.config.max_connections);
     let header = ResponseHeader::plain(Status::Busy, None, 0);
     registered.connection.answer(Answer::plain(header, &reason));
     linger(&registered.connection, Vec::with_capacity(RECEIVE_BYTES)).await;

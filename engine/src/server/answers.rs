@@ -10,11 +10,15 @@ use crate::wire::{self, LookupEntry, Op, ResponseHeader, Status};
 /// Most pieces of one gathered write. Far below the kernel's 1,024; a write of large extents fills the
 /// socket's buffer with a few.
 const PIECES_MAX: usize = 64;
+/// Most bytes of one gathered write. The kernel copies them while every other connection waits. Measured with four
+/// clients that fetch 64 MiB values on two busy cores: a 64 KiB answer took 0.8 ms in the median with this bound, 10 ms
+/// without one; of 128 KiB to no bound, only 128 KiB lost throughput beyond the noise.
+const WRITE_BYTES_MAX: usize = 512 << 10;
 
 impl Answer {
     fn of(bytes: Vec<u8>) -> Self {
-        let heap_bytes = bytes.capacity();
-        Answer { pieces: VecDeque::from([SendPiece::from_bytes(bytes)]), heap_bytes }
+        let (len, heap_bytes) = (bytes.len() as u64, bytes.capacity());
+        Answer { pieces: VecDeque::from([SendPiece::from_bytes(bytes)]), bytes: len, heap_bytes }
     }
 
     /// An answer without a body, or with the reason of an error.
@@ -35,6 +39,7 @@ impl Answer {
         header.encode(&mut bytes);
         let mut answer = Answer::of(bytes);
         answer.pieces.extend(value.pieces(offset, len));
+        answer.bytes += len;
         answer
     }
 
@@ -102,8 +107,7 @@ async fn send_batch(shared: &Shared, connection: &Connection, first: Answer) -> 
     }
     let mut pieces: Vec<SendPiece> = Vec::with_capacity(waiting.len().min(PIECES_MAX));
     loop {
-        let free = PIECES_MAX - pieces.len();
-        pieces.extend(waiting.drain(..free.min(waiting.len())));
+        fill(&mut pieces, &mut waiting);
         if pieces.is_empty() {
             break;
         }
@@ -113,12 +117,31 @@ async fn send_batch(shared: &Shared, connection: &Connection, first: Answer) -> 
         if sent == 0 {
             return Err(std::io::ErrorKind::WriteZero.into());
         }
-        connection.note_sent();
-        shared.count(|stats| stats.sent_bytes += sent as u64);
+        connection.note_sent(sent as u64);
+        shared.count(|stats| {
+            stats.sent_bytes += sent as u64;
+            stats.largest_write_bytes = stats.largest_write_bytes.max(sent as u64);
+        });
         advance(&mut pieces, sent);
     }
     connection.answers_sent(answers, heap_bytes);
     Ok(())
+}
+
+/// Takes from what waits what still fits into one write.
+fn fill(pieces: &mut Vec<SendPiece>, waiting: &mut VecDeque<SendPiece>) {
+    let mut free = WRITE_BYTES_MAX.saturating_sub(pieces.iter().map(SendPiece::remaining).sum());
+    while free > 0
+        && pieces.len() < PIECES_MAX
+        && let Some(first) = waiting.front_mut()
+    {
+        let piece = first.split_front(free);
+        free = free.saturating_sub(piece.remaining());
+        pieces.push(piece);
+        if first.remaining() == 0 {
+            waiting.pop_front();
+        }
+    }
 }
 
 /// Drops the first `count` bytes of the pieces.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
+use super::ServerConfig;
 use super::stream::{Peer, Stream};
 use super::value::SendPiece;
 
@@ -19,6 +20,9 @@ const ANSWER_BYTES_MAX: usize = 1 << 20;
 /// One answer: its pieces in order.
 pub(super) struct Answer {
     pub(super) pieces: VecDeque<SendPiece>,
+    /// Of all pieces.
+    pub(super) bytes: u64,
+    /// Of those that are not a value's memory.
     pub(super) heap_bytes: usize,
 }
 
@@ -30,8 +34,11 @@ pub(super) struct Connection {
     /// Answers queued or being written.
     outstanding: Cell<usize>,
     /// Heap bytes of them.
-    outstanding_bytes: Cell<usize>,
+    outstanding_heap_bytes: Cell<usize>,
+    /// Bytes of them that are still to be sent.
+    unsent_bytes: Cell<u64>,
     outstanding_max: usize,
+    unsent_bytes_max: u64,
     /// No request is read any more; the writer ends when the queue is empty.
     finished: Cell<bool>,
     /// The sockets are shut down: nothing more can be sent.
@@ -50,15 +57,17 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(stream: Stream, peer: Peer, outstanding_max: usize) -> Self {
+    pub(super) fn new(stream: Stream, peer: Peer, config: &ServerConfig) -> Self {
         let now = Instant::now();
         Connection {
             stream,
             peer,
             queue: RefCell::default(),
             outstanding: Cell::new(0),
-            outstanding_bytes: Cell::new(0),
-            outstanding_max,
+            outstanding_heap_bytes: Cell::new(0),
+            unsent_bytes: Cell::new(0),
+            outstanding_max: config.max_outstanding,
+            unsent_bytes_max: config.max_outstanding_bytes,
             finished: Cell::new(false),
             closed: Cell::new(false),
             mid_request: Cell::new(false),
@@ -97,7 +106,8 @@ impl Connection {
             self.last_sent.set(Instant::now());
         }
         self.outstanding.set(self.outstanding.get() + 1);
-        self.outstanding_bytes.set(self.outstanding_bytes.get() + answer.heap_bytes);
+        self.outstanding_heap_bytes.set(self.outstanding_heap_bytes.get() + answer.heap_bytes);
+        self.unsent_bytes.set(self.unsent_bytes.get() + answer.bytes);
         self.queue.borrow_mut().push_back(answer);
         self.wake_writer.notify_one();
     }
@@ -106,7 +116,8 @@ impl Connection {
     pub(super) async fn room(&self) -> bool {
         while !self.closed.get()
             && (self.outstanding.get() >= self.outstanding_max
-                || self.outstanding_bytes.get() >= ANSWER_BYTES_MAX)
+                || self.outstanding_heap_bytes.get() >= ANSWER_BYTES_MAX
+                || self.unsent_bytes.get() >= self.unsent_bytes_max)
         {
             self.wake_reader.notified().await;
         }
@@ -144,7 +155,7 @@ impl Connection {
     /// Answers left the queue and were sent in full.
     pub(super) fn answers_sent(&self, count: usize, heap_bytes: usize) {
         self.outstanding.set(self.outstanding.get() - count);
-        self.outstanding_bytes.set(self.outstanding_bytes.get() - heap_bytes);
+        self.outstanding_heap_bytes.set(self.outstanding_heap_bytes.get() - heap_bytes);
         self.wake_reader.notify_one();
     }
 
@@ -152,8 +163,14 @@ impl Connection {
         self.last_received.set(Instant::now());
     }
 
-    pub(super) fn note_sent(&self) {
+    /// Bytes of answers were sent.
+    pub(super) fn note_sent(&self, bytes: u64) {
         self.last_sent.set(Instant::now());
+        let before = self.unsent_bytes.get();
+        self.unsent_bytes.set(before - bytes);
+        if before >= self.unsent_bytes_max && before - bytes < self.unsent_bytes_max {
+            self.wake_reader.notify_one();
+        }
     }
 
     /// No more requests will be taken.

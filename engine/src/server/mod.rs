@@ -15,9 +15,12 @@
 //!   the version it began with; extents are freed at their last use.
 //! * Versions count up from a start drawn at random for each run, so that a restarted server does not
 //!   give an old version's number to another value.
-//! * One client's behaviour costs that client only: answers that are not fetched hold back its own
-//!   requests (`max_outstanding`), and a peer that moves no byte while one is due is cut off
-//!   (`stall_timeout`), as is one that asks for nothing (`idle_timeout`).
+//! * One client's behaviour costs that client only: it has its share of connections
+//!   (`max_connections_per_client`); answers that are not fetched hold back its own requests
+//!   (`max_outstanding`, `max_outstanding_bytes`); a peer that moves no byte while one is due is cut off
+//!   (`stall_timeout`), as is one that asks for nothing (`idle_timeout`); and one write is so short that large
+//!   values do not keep others' answers waiting.
+//! * With a secret, only who proves to know it is served ([`auth`](crate::auth)).
 //! * No operation of the kernel is abandoned: stopping shuts the sockets down and waits for the last
 //!   completion before the memory goes away.
 //!
@@ -80,6 +83,14 @@ impl Server {
     /// address cannot be had.
     pub fn bind(config: ServerConfig) -> Result<Server> {
         config.validate()?;
+        let open = config.open_to_the_network();
+        if !open.is_empty() {
+            let open = open.iter().map(|address| address.to_string()).collect::<Vec<_>>().join(" and ");
+            tracing::warn!(
+                "{open} can be reached beyond this machine without a secret: whoever connects is served \
+                 (--secret-file demands one)"
+            );
+        }
         // Memory last: it is dear, and the others fail more often.
         let runtime = start_ring(&config)?;
         let listeners = config

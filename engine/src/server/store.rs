@@ -58,6 +58,8 @@ pub struct ServerStats {
     pub received_copied_bytes: u64,
     /// Bytes sent, headers included.
     pub sent_bytes: u64,
+    /// Most bytes that one system call has sent: for so long others have waited.
+    pub largest_write_bytes: u64,
     /// Whether Put and Remove are served.
     pub writable: bool,
 }
@@ -74,6 +76,7 @@ pub(super) struct Store {
     value_bytes: Cell<u64>,
     last_version: Cell<u64>,
     writable: bool,
+    value_bytes_max: u64,
 }
 
 impl Store {
@@ -88,6 +91,7 @@ impl Store {
             value_bytes: Cell::new(0),
             last_version: Cell::new(u64::from(epoch) << 32),
             writable: config.writable,
+            value_bytes_max: config.max_value_bytes,
         }
     }
 
@@ -110,6 +114,10 @@ impl Store {
     pub(super) fn begin_put(&self, put: &PutRequest<'_>) -> Result<PendingPut, (Status, String)> {
         if !self.writable {
             return Err((Status::ReadOnly, "start the server with --writable to allow it".into()));
+        }
+        if put.value_len > self.value_bytes_max {
+            let reason = format!("{} bytes, {} are allowed", put.value_len, self.value_bytes_max);
+            return Err((Status::TooLarge, reason));
         }
         let capacity = self.memory.capacity_bytes();
         if put.value_len > capacity {

@@ -55,7 +55,6 @@ impl std::fmt::Display for Peer {
 }
 
 /// Whose connections count together.
-#[allow(dead_code, reason = "limits per client use it")]
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(super) enum Client {
     /// Everybody behind one address.
@@ -65,7 +64,6 @@ pub(super) enum Client {
 }
 
 impl Peer {
-    #[allow(dead_code, reason = "limits per client use it")]
     pub(super) fn client(&self) -> Client {
         match self {
             // An IPv4 client is the same one, however it came.

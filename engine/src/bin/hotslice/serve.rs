@@ -49,13 +49,29 @@ pub struct ServeArgs {
     /// Most connections at a time
     #[arg(long, default_value_t = 1024, value_name = "COUNT")]
     max_connections: usize,
+    /// Most connections at a time of one client: one address, or one user on Unix sockets
+    #[arg(long, default_value_t = 512, value_name = "COUNT")]
+    max_connections_per_client: usize,
     /// Most answers in waiting on one connection
     #[arg(long, default_value_t = 256, value_name = "COUNT")]
     max_outstanding: usize,
+    /// Most bytes of answers in waiting on one connection, values included; one answer may exceed it
+    #[arg(long, default_value = "64MiB", value_name = "SIZE",
+          value_parser = |text: &str| parse_bytes("max_outstanding_bytes", text))]
+    max_outstanding_bytes: u64,
+    /// Longest body of a request without its value; clients look up as many keys as 1MiB holds
+    #[arg(long, default_value = "1MiB", value_name = "SIZE",
+          value_parser = |text: &str| parse_bytes("max_frame_bytes", text))]
+    max_frame_bytes: u64,
+    /// Longest value that is taken
+    #[arg(long, default_value = "1TiB", value_name = "SIZE",
+          value_parser = |text: &str| parse_bytes("max_value_bytes", text))]
+    max_value_bytes: u64,
     /// End connections without a request for this long, in milliseconds
     #[arg(long, default_value_t = 600_000, value_name = "MS")]
     idle_timeout_ms: u64,
-    /// End connections that move no byte of a request or answer for this long, in milliseconds
+    /// End connections that move no byte of a request or answer for this long, or do not authenticate within it,
+    /// in milliseconds
     #[arg(long, default_value_t = 30_000, value_name = "MS")]
     stall_timeout_ms: u64,
     /// Memory for keys and their bookkeeping
@@ -102,7 +118,11 @@ fn serve(args: &ServeArgs) -> Result<()> {
         lock: args.lock,
         writable: args.writable,
         max_connections: args.max_connections,
+        max_connections_per_client: args.max_connections_per_client,
         max_outstanding: args.max_outstanding,
+        max_outstanding_bytes: args.max_outstanding_bytes,
+        max_frame_bytes: to_usize("max_frame_bytes", args.max_frame_bytes)?,
+        max_value_bytes: args.max_value_bytes,
         idle_timeout: Duration::from_millis(args.idle_timeout_ms),
         stall_timeout: Duration::from_millis(args.stall_timeout_ms),
         index_bytes_max: to_usize("index", args.index)?,
