@@ -4,7 +4,7 @@
 //! person needs to act (peer, errno, limit, setting to change). It is `Clone` because one failed
 //! fill answers every waiter that joined it.
 
-use std::net::SocketAddr;
+use crate::Address;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -106,7 +106,7 @@ pub enum Error {
     #[error("peer {peer} is unreachable: {reason}")]
     PeerUnavailable {
         /// Address of the peer.
-        peer: SocketAddr,
+        peer: Address,
         /// What the kernel or the connection said.
         reason: Arc<str>,
     },
@@ -114,7 +114,7 @@ pub enum Error {
     #[error("peer {peer} broke the protocol: {reason}")]
     Protocol {
         /// Address of the peer.
-        peer: SocketAddr,
+        peer: Address,
         /// What was wrong and what is allowed.
         reason: Arc<str>,
     },
@@ -122,7 +122,7 @@ pub enum Error {
     #[error("peer {peer} refused: {reason}")]
     Refused {
         /// Address of the peer.
-        peer: SocketAddr,
+        peer: Address,
         /// The peer's status in words.
         reason: Arc<str>,
     },
@@ -130,7 +130,7 @@ pub enum Error {
     #[error("checksum mismatch from {peer}: CRC32C {got:#010x}, the origin says {want:#010x}")]
     Checksum {
         /// Address of the peer.
-        peer: SocketAddr,
+        peer: Address,
         /// Checksum of the received bytes.
         got: u32,
         /// Checksum the origin announced.

@@ -15,6 +15,7 @@
 //! | [`origin`] | where values come from: the slice server's addresses and its blocking client | the table |
 //! | [`server`] | the slice server on tokio-uring | the cache |
 //! | [`wire`] | protocol codecs, bytes in, events out | sockets |
+//! | [`auth`] | proofs of a shared secret | sockets, frames |
 //! | [`call`] | the waiter: completions of one call, deadline, wake-up | what is waited for |
 //! | [`table`] | slots, lookup, pins: the loom-checked core | sockets, memory, keys' meaning |
 //! | [`policy`] | eviction order: S3-FIFO and CLOCK | everything but slot numbers and sizes |
@@ -30,6 +31,8 @@ macro_rules! not_in_models {
 }
 
 not_in_models! {
+    mod address;
+    pub mod auth;
     mod bell;
     pub mod cache;
     pub mod checksum;
@@ -42,6 +45,7 @@ not_in_models! {
     mod namespace;
     pub mod origin;
     pub mod policy;
+    mod random;
     #[cfg(doctest)]
     pub mod readme;
     pub mod server;
@@ -50,6 +54,7 @@ not_in_models! {
     pub mod stats;
     pub mod wire;
 
+    pub use address::{Address, AddressError, SOCKET_PATH_BYTES_MAX, SocketPath};
     pub use cache::{BatchFuture, Cache, GetFuture, Invalidate, PutFuture, Read, ReadRange, ReadScatter};
     pub use cache::{Completion, CompletionQueue, OperationId, Outcome, Target};
     pub use config::{Admission, Config, TransportKind};

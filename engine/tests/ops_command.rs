@@ -1,19 +1,19 @@
 //! `hotslice put`, `get`, `exists` and `rm` as a user meets them: values, exit codes, messages.
 
+use hotslice::Address;
+use hotslice::auth::Secret;
 use hotslice::memory::PagePolicy;
 use hotslice::server::{ServerConfig, ServerHandle};
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output, Stdio};
 
 fn server(writable: bool) -> ServerHandle {
-    let listen = ([127, 0, 0, 1], 0).into();
-    let config = ServerConfig {
-        listen,
-        capacity_bytes: 32 << 20,
-        pages: PagePolicy::Off,
-        writable,
-        ..Default::default()
-    };
+    start(ServerConfig { writable, ..Default::default() })
+}
+
+fn start(config: ServerConfig) -> ServerHandle {
+    let config = ServerConfig { capacity_bytes: 32 << 20, pages: PagePolicy::Off, ..config };
     ServerHandle::spawn(config).expect("a server on a free port")
 }
 
@@ -54,6 +54,46 @@ fn values_of_odd_sizes_go_there_and_back() {
         let namespace = ["get", &key, "--namespace", "other"];
         assert_eq!(run(&origin, &namespace, b"").0, Some(1), "another namespace");
         assert_eq!(run(&origin, &["rm", &key], b"").0, Some(0));
+    }
+}
+
+#[test]
+fn commands_talk_over_unix_sockets_too() {
+    let path = std::env::temp_dir().join(format!("hotslice-ops-{}.sock", std::process::id()));
+    let listen = vec![Address::unix(path).expect("a short path")];
+    let server = start(ServerConfig { listen, writable: true, ..Default::default() });
+    let origin = server.addr().to_string();
+    assert_eq!(run(&origin, &["put", "a", "-"], b"12345").0, Some(0));
+    assert_eq!(run(&origin, &["get", "a"], b"").1.stdout, b"12345");
+    drop(server);
+    let (code, gone) = run(&origin, &["get", "a"], b"");
+    assert!(code == Some(3) && says(&gone, &origin), "{gone:?}");
+}
+
+#[test]
+fn a_secret_comes_from_a_file() {
+    let write = |name: &str, content: &str, mode: u32| {
+        let path = std::env::temp_dir().join(format!("hotslice-ops-{name}-{}", std::process::id()));
+        std::fs::write(&path, content).expect("a temporary file");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).expect("its owner");
+        path.into_os_string().into_string().expect("UTF-8")
+    };
+    let right = write("right", "the right secret, with a newline\n", 0o600);
+    let wrong = write("wrong", "another secret of some length", 0o600);
+    let open = write("open", "the right secret, with a newline\n", 0o644);
+    let secret = Some(Secret::read(right.as_ref()).expect("a good file"));
+    let server = start(ServerConfig { secret, writable: true, ..Default::default() });
+    let origin = server.addr().to_string();
+    assert_eq!(run(&origin, &["put", "a", "-", "--secret-file", &right], b"12345").0, Some(0));
+    assert_eq!(run(&origin, &["get", "a", "--secret-file", &right], b"").1.stdout, b"12345");
+    let (code, none) = run(&origin, &["get", "a"], b"");
+    assert!(code == Some(2) && says(&none, "secret_file"), "{none:?}");
+    let (code, other) = run(&origin, &["get", "a", "--secret-file", &wrong], b"");
+    assert!(code == Some(2) && says(&other, "not authenticated"), "{other:?}");
+    let (code, wide) = run(&origin, &["get", "a", "--secret-file", &open], b"");
+    assert!(code == Some(2) && says(&wide, "0644") && says(&wide, &open), "{wide:?}");
+    for file in [right, wrong, open] {
+        std::fs::remove_file(file).expect("it is there");
     }
 }
 

@@ -3,10 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "a test's helpers may panic as its functions may")]
 
 use std::io::{BufRead, BufReader, Read};
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use hotslice::Address;
 use hotslice::origin::SliceClient;
 use hotslice::server::ServerStats;
 
@@ -15,7 +17,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// A server process; killed when a test fails.
 struct Process {
     child: Child,
-    addr: SocketAddr,
+    addr: Address,
 }
 
 impl Drop for Process {
@@ -26,9 +28,12 @@ impl Drop for Process {
 }
 
 fn serve(arguments: &str, limits: &str) -> Process {
+    serve_at("127.0.0.1:0", arguments, limits)
+}
+
+fn serve_at(listen: &str, arguments: &str, limits: &str) -> Process {
     let command = env!("CARGO_BIN_EXE_hotslice");
-    let script =
-        format!("{limits} exec '{command}' serve --listen 127.0.0.1:0 --json --pages off {arguments}");
+    let script = format!("{limits} exec '{command}' serve --listen {listen} --json --pages off {arguments}");
     let mut child =
         Command::new("/bin/sh").args(["-c", &script]).stdout(Stdio::piped()).spawn().expect("a shell");
     let mut line = String::new();
@@ -42,7 +47,7 @@ fn serve(arguments: &str, limits: &str) -> Process {
 
 impl Process {
     fn client(&self) -> SliceClient {
-        SliceClient::connect(self.addr, TIMEOUT).unwrap()
+        SliceClient::connect(&self.addr, TIMEOUT).unwrap()
     }
 
     fn descriptors(&self) -> usize {
@@ -80,12 +85,67 @@ fn both_signals_end_it_in_order_also_with_work_under_way() {
         client.put(b"", b"k", &vec![5; 20 << 20]).unwrap();
         assert_eq!(client.get(b"", b"k").unwrap().unwrap().bytes, vec![5; 20 << 20]);
         let mut reader = server.client();
-        let idle = TcpStream::connect(server.addr).unwrap();
+        let idle = TcpStream::connect(&server.addr).unwrap();
         assert_eq!(server.signal(signal), Some(0));
         assert!(client.ping().is_err());
         assert!(reader.ping().is_err());
         drop(idle);
     }
+}
+
+#[test]
+fn a_unix_socket_has_the_mode_asked_for_and_goes_with_the_server() {
+    let path = std::env::temp_dir().join(format!("hotslice-serve-{}.sock", std::process::id()));
+    let listen = format!("unix:{}", path.display());
+    let mode = || std::fs::symlink_metadata(&path).unwrap().permissions().mode() & 0o7777;
+    // No umask widens it, and none narrows what was asked for.
+    let mut server = serve_at(&listen, "--listen 127.0.0.1:0 --capacity 64MiB", "umask 000;");
+    assert_eq!(mode(), 0o600);
+    assert_eq!(server.addr.to_string(), listen);
+    server.client().ping().unwrap();
+    assert_eq!(server.signal(libc::SIGTERM), Some(0));
+    assert!(!path.exists());
+
+    let mut killed = serve_at(&listen, "--socket-mode 0660 --capacity 64MiB", "umask 077;");
+    assert_eq!(mode(), 0o660);
+    assert_eq!(killed.signal(libc::SIGKILL), None);
+    assert!(path.exists(), "nobody could remove it");
+    let mut next = serve_at(&listen, "--capacity 64MiB", "");
+    next.client().ping().unwrap();
+    assert_eq!(next.signal(libc::SIGINT), Some(0));
+    assert!(!path.exists());
+}
+
+/// What a server writes to standard error until it has ended.
+fn warnings(arguments: &[&str]) -> String {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_hotslice"))
+        .args(["serve", "--json", "--pages", "off", "--capacity", "64MiB"])
+        .args(arguments)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let mut process = Process { addr: ([127, 0, 0, 1], 0).into(), child };
+    assert_eq!(process.signal(libc::SIGTERM), Some(0), "{line}");
+    let mut text = String::new();
+    process.child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    text
+}
+
+#[test]
+fn listening_to_the_network_without_a_secret_is_one_warning() {
+    let secret = std::env::temp_dir().join(format!("hotslice-serve-secret-{}", std::process::id()));
+    std::fs::write(&secret, "a secret of the right length").unwrap();
+    std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let open = warnings(&["--listen", "0.0.0.0:0", "--listen", "127.0.0.1:0", "--listen", "0.0.0.0:0"]);
+    assert_eq!(open.matches("without a secret").count(), 1, "{open}");
+    let file = secret.to_str().unwrap();
+    let closed = warnings(&["--listen", "0.0.0.0:0", "--secret-file", file]);
+    assert!(!closed.contains("without a secret") && !closed.contains("right length"), "{closed}");
+    assert!(!warnings(&["--listen", "127.0.0.1:0"]).contains("without a secret"));
+    std::fs::remove_file(&secret).unwrap();
 }
 
 #[test]
@@ -101,7 +161,7 @@ fn descriptors_are_given_back() {
     let mut client = server.client();
     client.ping().unwrap();
     let before = server.descriptors();
-    let streams: Vec<_> = (0..200).map(|_| TcpStream::connect(server.addr).unwrap()).collect();
+    let streams: Vec<_> = (0..200).map(|_| TcpStream::connect(&server.addr).unwrap()).collect();
     until(&mut client, |stats| stats.connections == 201);
     assert_eq!(server.descriptors(), before + 200);
     drop(streams);
@@ -115,7 +175,7 @@ fn running_out_of_descriptors_neither_ends_nor_spins_it() {
     let mut client = server.client();
     client.ping().unwrap();
     let start = Instant::now();
-    let streams: Vec<_> = (0..60).map(|_| TcpStream::connect(server.addr).unwrap()).collect();
+    let streams: Vec<_> = (0..60).map(|_| TcpStream::connect(&server.addr).unwrap()).collect();
     let short = until(&mut client, |stats| stats.accept_errors >= 4);
     // Pauses of 10, 20 and 40 ms lie between four failures.
     assert!(start.elapsed() >= Duration::from_millis(70));
@@ -129,7 +189,7 @@ fn running_out_of_descriptors_neither_ends_nor_spins_it() {
 
 #[test]
 fn wrong_settings_end_it_with_an_error_that_names_them() {
-    let cases: [(&[&str], &str); 5] = [
+    let cases: [(&[&str], &str); 12] = [
         (&["--listen", "127.0.0.1:0", "--capacity", "many"], "capacity"),
         (&["--listen", "127.0.0.1:0", "--capacity", "64MiB", "--max-connections", "0"], "max_connections"),
         (&["--listen", "127.0.0.1:0", "--capacity", "64MiB", "--idle-timeout-ms", "0"], "idle_timeout"),
@@ -138,6 +198,13 @@ fn wrong_settings_end_it_with_an_error_that_names_them() {
             "required, preferred and off",
         ),
         (&["--listen", "nowhere"], "nowhere"),
+        (&["--listen", "unix:relative"], "begins with `/`"),
+        (&["--listen", "127.0.0.1:0", "--socket-mode", "8"], "octal"),
+        (&["--listen", "127.0.0.1:0", "--max-connections-per-client", "0"], "max_connections_per_client"),
+        (&["--listen", "127.0.0.1:0", "--max-outstanding-bytes", "1"], "max_outstanding_bytes"),
+        (&["--listen", "127.0.0.1:0", "--max-frame-bytes", "4kB"], "8192 to 1048576"),
+        (&["--listen", "127.0.0.1:0", "--max-value-bytes", "2TiB"], "max_value_bytes"),
+        (&["--listen", "127.0.0.1:0", "--secret-file", "/nowhere/at/all"], "/nowhere/at/all"),
     ];
     for (arguments, named) in cases {
         // A server that wrongly starts must end all the same.

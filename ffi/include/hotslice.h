@@ -50,8 +50,8 @@ uint32_t hotslice_abi_version(void);
 // on this thread.
 const char *hotslice_last_error(void);
 
-// Opens a cache of `capacity_bytes`. `origin` is `host:port[,host:port…]`, or null for a purely local cache.
-// Blocks until its memory is ready. On success `*out` is to be closed with `hotslice_close`.
+// Opens a cache of `capacity_bytes`. `origin` is `host:port` or `unix:/path`, several separated by commas, or null
+// for a purely local cache. Blocks until its memory is ready. On success `*out` is to be closed with `hotslice_close`.
 //
 // # Safety
 // `origin` is null or a terminated string; `out` is null or writable.

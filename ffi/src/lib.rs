@@ -125,8 +125,8 @@ pub extern "C" fn hotslice_last_error() -> *const c_char {
     LAST_ERROR.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// Opens a cache of `capacity_bytes`. `origin` is `host:port[,host:port…]`, or null for a purely local cache.
-/// Blocks until its memory is ready. On success `*out` is to be closed with `hotslice_close`.
+/// Opens a cache of `capacity_bytes`. `origin` is `host:port` or `unix:/path`, several separated by commas, or null
+/// for a purely local cache. Blocks until its memory is ready. On success `*out` is to be closed with `hotslice_close`.
 ///
 /// # Safety
 /// `origin` is null or a terminated string; `out` is null or writable.

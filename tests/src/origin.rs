@@ -6,11 +6,12 @@
 
 use crate::content;
 use crate::sync::Watched;
+use hotslice::Address;
 use hotslice::wire::{
     Limits, LookupEntry, Op, RESPONSE_HEADER_BYTES, RequestDecoder, RequestEvent, ResponseHeader, Status, encode_error,
 };
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -91,7 +92,7 @@ struct State {
 
 /// The origin. Dropping it ends its connections and threads.
 pub struct FakeOrigin {
-    address: SocketAddr,
+    address: Address,
     state: Arc<State>,
     accepting: Option<JoinHandle<()>>,
 }
@@ -109,15 +110,15 @@ pub struct Line {
 impl FakeOrigin {
     /// An origin on a free loopback port.
     pub fn start(script: impl Fn(&Ask, &mut Line) -> Then + Send + Sync + 'static) -> Self {
-        Self::start_at(SocketAddr::from(([127, 0, 0, 1], 0)), script)
+        Self::start_at(([127, 0, 0, 1], 0), script)
     }
 
     /// An origin at an address.
     pub fn start_at(
-        address: SocketAddr,
+        address: impl Into<Address>,
         script: impl Fn(&Ask, &mut Line) -> Then + Send + Sync + 'static,
     ) -> Self {
-        Self::start_with(address, Arc::new(script), None)
+        Self::start_with(address.into(), Arc::new(script), None)
     }
 
     /// An origin that answers Lookups too.
@@ -125,13 +126,13 @@ impl FakeOrigin {
         locate: impl Fn(&[u8]) -> Option<(u64, u64, u32)> + Send + Sync + 'static,
         script: impl Fn(&Ask, &mut Line) -> Then + Send + Sync + 'static,
     ) -> Self {
-        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let any = Address::from(([127, 0, 0, 1], 0));
         Self::start_with(any, Arc::new(script), Some(Arc::new(locate)))
     }
 
-    fn start_with(address: SocketAddr, script: Arc<Script>, locate: Option<Arc<Locate>>) -> Self {
+    fn start_with(address: Address, script: Arc<Script>, locate: Option<Arc<Locate>>) -> Self {
         let listener = TcpListener::bind(address).expect("bind");
-        let address = listener.local_addr().expect("local_addr");
+        let address = listener.local_addr().expect("local_addr").into();
         let state = Arc::new(State::default());
         let accepting = {
             let state = state.clone();
@@ -142,11 +143,11 @@ impl FakeOrigin {
 
     /// An origin that has every value whose name tells its length ([`content::name`]), in version 1.
     pub fn well_behaved() -> Self {
-        Self::well_behaved_at(SocketAddr::from(([127, 0, 0, 1], 0)))
+        Self::well_behaved_at(([127, 0, 0, 1], 0))
     }
 
     /// [`FakeOrigin::well_behaved`] at an address.
-    pub fn well_behaved_at(address: SocketAddr) -> Self {
+    pub fn well_behaved_at(address: impl Into<Address>) -> Self {
         let locate = |key: &[u8]| {
             let len = content::named_len(key)?;
             Some((len as u64, 1, crc32c::crc32c(&content::bytes(key, 1, len))))
@@ -155,7 +156,7 @@ impl FakeOrigin {
             line.answer_by_name(ask);
             Then::GoOn
         };
-        Self::start_with(address, Arc::new(script), Some(Arc::new(locate)))
+        Self::start_with(address.into(), Arc::new(script), Some(Arc::new(locate)))
     }
 
     /// Answers pings no longer, or again.
@@ -170,8 +171,8 @@ impl FakeOrigin {
     }
 
     /// Where it listens.
-    pub fn address(&self) -> SocketAddr {
-        self.address
+    pub fn address(&self) -> Address {
+        self.address.clone()
     }
 
     /// What happened so far.
@@ -206,7 +207,7 @@ impl Drop for FakeOrigin {
     fn drop(&mut self) {
         self.state.stopped.change(|stopped| *stopped = true);
         // Wakes the accepting thread, which looks at `stopped`.
-        drop(TcpStream::connect(self.address));
+        drop(TcpStream::connect(&self.address));
         self.state.streams.read(|streams| {
             for stream in streams {
                 let _ = stream.shutdown(Shutdown::Both);
@@ -425,15 +426,15 @@ fn linger_zero(stream: &TcpStream) -> io::Result<()> {
 }
 
 /// An address where nobody listens (for the moment: the port was free just now).
-pub fn closed_port() -> SocketAddr {
+pub fn closed_port() -> Address {
     let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
-    listener.local_addr().expect("local_addr")
+    listener.local_addr().expect("local_addr").into()
 }
 
 /// An address that accepts no connection and refuses none, like a machine that is gone: the kernel drops what asks
 /// for one, because the queue of a listener that never accepts is full.
 pub struct DeafPeer {
-    address: SocketAddr,
+    address: Address,
     _queue: Vec<TcpStream>,
     _listener: OwnedFd,
 }
@@ -452,11 +453,11 @@ impl DeafPeer {
             queue.push(stream);
             assert!(queue.len() < 100, "a queue of length 0 takes {} connections", queue.len());
         }
-        Self { address, _queue: queue, _listener: listener }
+        Self { address: address.into(), _queue: queue, _listener: listener }
     }
 
     /// Where nobody answers.
-    pub fn address(&self) -> SocketAddr {
-        self.address
+    pub fn address(&self) -> Address {
+        self.address.clone()
     }
 }

@@ -5,8 +5,7 @@ use crate::sync::HANG;
 use hotslice::memory::{LockPolicy, PagePolicy};
 use hotslice::origin::SliceClient;
 use hotslice::server::{ServerConfig, ServerHandle};
-use hotslice::{Cache, Config, Deadline, TransportKind};
-use std::net::SocketAddr;
+use hotslice::{Address, Cache, Config, Deadline, TransportKind};
 
 /// One MiB.
 pub const MIB: usize = 1 << 20;
@@ -20,7 +19,7 @@ fn transport() -> TransportKind {
 }
 
 /// A configuration with blocks of 1 MiB on ordinary, unlocked pages.
-pub fn config(capacity_bytes: usize, origin: &[SocketAddr]) -> Config {
+pub fn config(capacity_bytes: usize, origin: &[Address]) -> Config {
     let mut config = Config::new(capacity_bytes as u64);
     config.block_bytes = MIB as u64;
     config.pages = PagePolicy::Off;
@@ -33,8 +32,8 @@ pub fn config(capacity_bytes: usize, origin: &[SocketAddr]) -> Config {
 
 /// Opens a cache of [`config`].
 #[track_caller]
-pub fn open(capacity_bytes: usize, origin: SocketAddr) -> Cache {
-    open_with(config(capacity_bytes, &[origin]))
+pub fn open(capacity_bytes: usize, origin: impl Into<Address>) -> Cache {
+    open_with(config(capacity_bytes, &[origin.into()]))
 }
 
 /// Opens a cache without an origin.
@@ -59,9 +58,9 @@ pub fn soon() -> Deadline {
 
 /// A writable slice server at an address.
 #[track_caller]
-pub fn server_at(listen: SocketAddr, capacity_bytes: usize) -> ServerHandle {
+pub fn server_at(listen: impl Into<Address>, capacity_bytes: usize) -> ServerHandle {
     let config = ServerConfig {
-        listen,
+        listen: vec![listen.into()],
         capacity_bytes,
         block_bytes: MIB,
         pages: PagePolicy::Off,
@@ -77,7 +76,7 @@ pub fn server_at(listen: SocketAddr, capacity_bytes: usize) -> ServerHandle {
 /// A writable slice server on a free loopback port.
 #[track_caller]
 pub fn server(capacity_bytes: usize) -> ServerHandle {
-    server_at(SocketAddr::from(([127, 0, 0, 1], 0)), capacity_bytes)
+    server_at(([127, 0, 0, 1], 0), capacity_bytes)
 }
 
 /// Stores the content of each key, whose name tells its length, in version 1.

@@ -13,11 +13,12 @@ mod tests;
 pub use load::{Loaded, SettingValue, Source};
 pub use settings::parse_peers;
 
+use crate::auth::Secret;
 use crate::memory::{LockPolicy, PagePolicy};
 use crate::policy::PolicyKind;
 use crate::size::format_bytes;
-use crate::{Error, Result};
-use std::net::SocketAddr;
+use crate::{Address, Error, Result};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Whether fetched values stay.
@@ -120,7 +121,9 @@ pub struct Config {
     pub entries_max: u64,
     /// Slice servers that hold the values; a key lives on one of them, chosen by rendezvous hashing. Empty:
     /// no origin, a purely local cache.
-    pub origin: Vec<SocketAddr>,
+    pub origin: Vec<Address>,
+    /// File with the secret that the slice servers demand; read and checked when the cache opens. `None`: no secret.
+    pub secret_file: Option<PathBuf>,
     /// Connections of one shard to one peer, 1 to 64; opened as needed. Default 2.
     pub lanes_per_peer: usize,
     /// Requests in flight on one lane, 1 to 1024. Default 16.
@@ -172,6 +175,7 @@ impl Config {
             admission: Admission::FirstMiss,
             entries_max: 0,
             origin: Vec::new(),
+            secret_file: None,
             lanes_per_peer: 2,
             lane_depth: 16,
             stripe_bytes: 4 << 20,
@@ -211,7 +215,7 @@ impl Config {
                 format!("at least backoff_min_ms, which is {}", self.backoff_min_ms),
             ));
         }
-        if let Some(peer) = self.origin.iter().find(|peer| peer.port() == 0) {
+        if let Some(peer) = self.origin.iter().find(|peer| peer.tcp().is_some_and(|tcp| tcp.port() == 0)) {
             return Err(config_error("origin", peer, "a port from 1 to 65535"));
         }
         range("keepalive_ms", self.keepalive_ms, 0, 86_400_000)?;
@@ -241,6 +245,11 @@ impl Config {
             ));
         }
         Ok(())
+    }
+
+    /// The secret that `secret_file` holds.
+    pub(crate) fn secret(&self) -> Result<Option<Secret>> {
+        self.secret_file.as_deref().map(Secret::read).transpose()
     }
 
     /// Bytes of one shard's arena before rounding down to whole blocks.

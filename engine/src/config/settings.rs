@@ -3,8 +3,8 @@
 
 use super::{Config, config_error};
 use crate::size::{format_bytes, parse_bytes};
-use crate::Result;
-use std::net::{SocketAddr, ToSocketAddrs};
+use crate::{Address, Result};
+use std::path::{Path, PathBuf};
 
 /// One setting.
 pub(super) struct Setting {
@@ -54,6 +54,8 @@ settings! {
         |c, n, v| set(&mut c.entries_max, word(n, v, "a whole number")), |c| c.entries_max.to_string();
     "origin", "HOTSLICE_ORIGIN",
         |c, n, v| set(&mut c.origin, parse_peers(n, v)), |c| joined(&c.origin);
+    "secret_file", "HOTSLICE_SECRET_FILE",
+        |c, _, v| set(&mut c.secret_file, Ok(path(v))), |c| shown(c.secret_file.as_deref());
     "lanes_per_peer", "HOTSLICE_LANES_PER_PEER",
         |c, n, v| set(&mut c.lanes_per_peer, word(n, v, "1 to 64")), |c| c.lanes_per_peer.to_string();
     "lane_depth", "HOTSLICE_LANE_DEPTH",
@@ -96,18 +98,22 @@ fn list<T: std::str::FromStr>(name: &'static str, value: &str) -> Result<Vec<T>>
     parts.map(|part| word(name, part, "whole numbers separated by commas")).collect()
 }
 
+/// No text, no file.
+fn path(text: &str) -> Option<PathBuf> {
+    (!text.is_empty()).then(|| text.into())
+}
+
+fn shown(path: Option<&Path>) -> String {
+    path.map_or_else(String::new, |path| path.display().to_string())
+}
+
 fn joined<T: ToString>(items: &[T]) -> String {
     items.iter().map(T::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// Parses `host:port[,host:port…]`. Resolves names, which may block; each name gives its first address.
-pub fn parse_peers(setting: &'static str, text: &str) -> Result<Vec<SocketAddr>> {
-    let peer = |part: &str| {
-        let addresses = part.to_socket_addrs().map_err(|error| {
-            config_error(setting, part, format!("host:port[,host:port…] that resolves ({error})"))
-        })?;
-        let mut addresses = addresses;
-        addresses.next().ok_or_else(|| config_error(setting, part, "a name that has an address"))
-    };
+/// Parses addresses of slice servers, `host:port` or `unix:/absolute/path`, separated by commas. Resolves names,
+/// which may block; each name gives its first address.
+pub fn parse_peers(setting: &'static str, text: &str) -> Result<Vec<Address>> {
+    let peer = |part: &str| Address::resolve(part).map_err(|error| config_error(setting, part, error.allowed));
     text.split(',').map(|part| peer(part.trim())).collect()
 }

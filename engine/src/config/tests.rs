@@ -32,7 +32,8 @@ fn every_variable_is_read() {
         ("HOTSLICE_POLICY", "lru"),
         ("HOTSLICE_ADMISSION", "off"),
         ("HOTSLICE_ENTRIES_MAX", "1000"),
-        ("HOTSLICE_ORIGIN", "127.0.0.1:7110,[::1]:7111"),
+        ("HOTSLICE_ORIGIN", "127.0.0.1:7110,[::1]:7111, unix:/run/hotslice.sock"),
+        ("HOTSLICE_SECRET_FILE", "/etc/hotslice secret"),
         ("HOTSLICE_LANES_PER_PEER", "3"),
         ("HOTSLICE_LANE_DEPTH", "4"),
         ("HOTSLICE_RECEIVE_BYTES", "2MiB"),
@@ -47,7 +48,9 @@ fn every_variable_is_read() {
     .unwrap()
     .unwrap();
     assert_eq!((c.capacity_bytes, c.block_bytes, c.shards), (1 << 30, 32 << 20, 2));
-    assert_eq!((c.cores.as_slice(), c.entries_max, c.origin.len()), (&[0, 1][..], 1000, 2));
+    assert_eq!((c.cores.as_slice(), c.entries_max, c.origin.len()), (&[0, 1][..], 1000, 3));
+    assert_eq!(c.origin[2], Address::unix("/run/hotslice.sock").unwrap());
+    assert_eq!(c.secret_file, Some("/etc/hotslice secret".into()));
     assert_eq!((c.lanes_per_peer, c.lane_depth, c.receive_bytes), (3, 4, 2 << 20));
     assert_eq!((c.connect_timeout_ms, c.receive_timeout_ms, c.fill_timeout_ms), (1, 2, 3));
     assert_eq!((c.backoff_min_ms, c.backoff_max_ms, c.request_ring, c.spin_us), (4, 5, 6, 7));
@@ -66,6 +69,8 @@ fn errors_name_setting_value_and_what_is_allowed() {
         ("HOTSLICE_SHARDS", "1x"),
         ("HOTSLICE_PAGES", "maybe"),
         ("HOTSLICE_ORIGIN", "no port"),
+        ("HOTSLICE_ORIGIN", "127.0.0.1:0"),
+        ("HOTSLICE_ORIGIN", "unix:relative"),
         ("HOTSLICE_RECEIVE_BYTES", "1"),
         ("HOTSLICE_CORES", "0,1"),
     ] {
@@ -121,7 +126,8 @@ fn the_environment_goes_before_the_file_and_the_file_before_defaults() {
 #[test]
 fn what_is_shown_can_be_read_again() {
     let mut config = Config::new(3 << 30);
-    (config.origin, config.cores) = (vec!["127.0.0.1:7110".parse().unwrap()], vec![0, 1]);
+    (config.origin, config.cores) = (vec!["127.0.0.1:7110".parse().unwrap(), "unix:/a b".parse().unwrap()], vec![0, 1]);
+    config.secret_file = Some("/run/secret".into());
     (config.shards, config.transport) = (2, TransportKind::IoUring);
     let shown: Vec<(&str, String)> =
         settings::SETTINGS.iter().map(|setting| (setting.name, (setting.show)(&config))).collect();

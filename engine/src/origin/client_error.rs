@@ -1,11 +1,10 @@
 //! Errors of the blocking slice client.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::Error;
 use crate::wire::{Status, WireError};
+use crate::{Address, Error};
 
 /// Why the client could not do what was asked. Absent is not among them.
 #[derive(Debug, thiserror::Error)]
@@ -15,7 +14,7 @@ pub enum ClientError {
     #[error("cannot connect to {peer}: {source}")]
     Connect {
         /// Address of the server.
-        peer: SocketAddr,
+        peer: Address,
         /// What the system said.
         source: std::io::Error,
     },
@@ -23,7 +22,7 @@ pub enum ClientError {
     #[error("connection to {peer} failed while {doing}: {source}")]
     Io {
         /// Address of the server.
-        peer: SocketAddr,
+        peer: Address,
         /// What was being done.
         doing: &'static str,
         /// What the system said.
@@ -33,7 +32,7 @@ pub enum ClientError {
     #[error("{peer} did not finish within {waited:?} while {doing}")]
     TimedOut {
         /// Address of the server.
-        peer: SocketAddr,
+        peer: Address,
         /// What was being done.
         doing: &'static str,
         /// How long it was waited for.
@@ -43,7 +42,7 @@ pub enum ClientError {
     #[error("{peer} broke the protocol: {reason}")]
     Protocol {
         /// Address of the server.
-        peer: SocketAddr,
+        peer: Address,
         /// What was wrong.
         reason: String,
     },
@@ -51,23 +50,33 @@ pub enum ClientError {
     #[error("the connection to {peer} was ended by an earlier error; connect again")]
     Ended {
         /// Address of the server.
-        peer: SocketAddr,
+        peer: Address,
     },
     /// The server refused the request.
     #[error("{peer} refused: {status}{}{reason}", if reason.is_empty() { "" } else { ": " })]
     Refused {
         /// Address of the server.
-        peer: SocketAddr,
+        peer: Address,
         /// Why, as a number.
         status: Status,
         /// Why, in the server's words; may be empty.
         reason: String,
     },
+    /// The server did not prove that it knows the secret: it is somebody else, or has another one. The client
+    /// cannot be used any more.
+    #[error("{peer} does not know the secret: it is another server, or its secret is another one")]
+    ServerProof {
+        /// Address of the server.
+        peer: Address,
+    },
+    /// No random bytes could be had for a proof.
+    #[error(transparent)]
+    Random(Error),
     /// The bytes received are not those that the server has stored.
     #[error("checksum mismatch from {peer}: CRC32C {got:#010x}, the server says {want:#010x}")]
     Checksum {
         /// Address of the server.
-        peer: SocketAddr,
+        peer: Address,
         /// Of the bytes received.
         got: u32,
         /// What the server says.
@@ -110,7 +119,10 @@ impl From<ClientError> for Error {
             | ClientError::Io { peer, .. }
             | ClientError::TimedOut { peer, .. }
             | ClientError::Ended { peer } => Error::PeerUnavailable { peer, reason },
-            ClientError::Protocol { peer, .. } => Error::Protocol { peer, reason },
+            ClientError::Protocol { peer, .. } | ClientError::ServerProof { peer } => {
+                Error::Protocol { peer, reason }
+            }
+            ClientError::Random(error) => error,
             ClientError::Refused { peer, .. } => Error::Refused { peer, reason },
             ClientError::Checksum { peer, got, want } => Error::Checksum { peer, got, want },
             ClientError::BufferTooSmall { buffer_bytes, value_bytes } => {

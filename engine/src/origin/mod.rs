@@ -2,6 +2,7 @@
 
 mod client_error;
 mod slice_client;
+mod stream;
 
 #[cfg(test)]
 mod tests;

@@ -4,13 +4,15 @@
 //! its shards. It checks every whole value's CRC32C and holds no value bytes of its own: they are received
 //! straight into the caller's buffer with large reads.
 
-use std::io::{IoSlice, Write};
+use std::io::IoSlice;
 use std::mem::MaybeUninit;
-use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use super::ClientError;
+use super::stream::Stream;
+use crate::Address;
+use crate::auth::{ClientHandshake, Secret};
 use crate::wire::{
     self, ANY_VERSION, LOOKUP_ENTRY_BYTES, Limits, LookupEntry, Op, RANGE_TO_END, RESPONSE_HEADER_BYTES,
     ResponseHeader, Status, WireError,
@@ -44,8 +46,8 @@ pub struct Value {
 /// each thread its own.
 #[derive(Debug)]
 pub struct SliceClient {
-    stream: TcpStream,
-    peer: SocketAddr,
+    stream: Stream,
+    peer: Address,
     timeout: Duration,
     request: Vec<u8>,
     last_request_id: u64,
@@ -62,23 +64,66 @@ impl SliceClient {
     /// # Errors
     ///
     /// [`ClientError::Connect`].
-    pub fn connect(peer: SocketAddr, timeout: Duration) -> Result<SliceClient> {
-        let timeout = timeout.max(Duration::from_millis(1));
-        let connect = || {
-            let stream = TcpStream::connect_timeout(&peer, timeout)?;
-            stream.set_nodelay(true)?;
-            stream.set_read_timeout(Some(timeout))?;
-            stream.set_write_timeout(Some(timeout))?;
-            Ok(stream)
+    pub fn connect(peer: impl Into<Address>, timeout: Duration) -> Result<SliceClient> {
+        let (peer, timeout) = (peer.into(), timeout.max(Duration::from_millis(1)));
+        let stream = match Stream::connect(&peer, timeout) {
+            Ok(stream) => stream,
+            Err(source) => return Err(ClientError::Connect { peer, source }),
         };
-        let stream = connect().map_err(|source| ClientError::Connect { peer, source })?;
         let request = Vec::new();
         Ok(SliceClient { stream, peer, timeout, request, last_request_id: 0, verify: true, ended: false })
     }
 
+    /// Proves to the server that both know the secret, and has the server prove it too. To be called before
+    /// anything else is asked of a server that demands it.
+    ///
+    /// # Errors
+    ///
+    /// `Refused` with [`Status::Unauthenticated`] when the server does not believe it or has no secret, and
+    /// [`ClientError::ServerProof`] when the server is not to be believed; the client cannot be used any more
+    /// then. Also `Io`, `TimedOut`, `Protocol`, `Ended` and `Random`.
+    pub fn authenticate(&mut self, secret: &Secret) -> Result<()> {
+        let done = self.try_authenticate(secret);
+        self.ended |= done.is_err();
+        done
+    }
+
+    fn try_authenticate(&mut self, secret: &Secret) -> Result<()> {
+        let handshake = ClientHandshake::begin(secret).map_err(ClientError::Random)?;
+        let server_nonce = self.exchange_token(Op::Challenge, |out, id| {
+            wire::encode_challenge(out, id, handshake.nonce());
+        })?;
+        let (proof, check) = handshake.prove(&server_nonce);
+        let server_proof = self.exchange_token(Op::Authenticate, |out, id| {
+            wire::encode_authenticate(out, id, &proof);
+        })?;
+        if check.holds(&server_proof) {
+            return Ok(());
+        }
+        Err(ClientError::ServerProof { peer: self.peer.clone() })
+    }
+
+    fn exchange_token(
+        &mut self,
+        op: Op,
+        encode: impl FnOnce(&mut Vec<u8>, u64),
+    ) -> Result<[u8; wire::TOKEN_BYTES]> {
+        let answer = self.exchange(op, |out, id| {
+            encode(out, id);
+            Ok(())
+        })?;
+        if answer.is_none() {
+            return Err(self.broke(format!("{op:?} was answered with \"absent\"")));
+        }
+        // The header was judged to announce as many bytes.
+        let mut token = [0; wire::TOKEN_BYTES];
+        self.receive(&mut token)?;
+        Ok(token)
+    }
+
     /// Address of the server.
-    pub fn peer(&self) -> SocketAddr {
-        self.peer
+    pub fn peer(&self) -> &Address {
+        &self.peer
     }
 
     /// Whether values' checksums are checked (they are by default). A floor that measures receiving alone
@@ -252,7 +297,7 @@ impl SliceClient {
 
     fn begin(&mut self, encode: impl FnOnce(&mut Vec<u8>, u64) -> Result<(), WireError>) -> Result<u64> {
         if self.ended {
-            return Err(ClientError::Ended { peer: self.peer });
+            return Err(ClientError::Ended { peer: self.peer.clone() });
         }
         self.request.clear();
         encode(&mut self.request, self.last_request_id + 1).map_err(ClientError::Request)?;
@@ -318,7 +363,7 @@ impl SliceClient {
             status => {
                 let reason = wire::reason_text(&self.receive_vec(header.body_len)?);
                 self.ended |= unasked;
-                Err(ClientError::Refused { peer: self.peer, status, reason })
+                Err(ClientError::Refused { peer: self.peer.clone(), status, reason })
             }
         }
     }
@@ -338,7 +383,7 @@ impl SliceClient {
             return Ok(());
         }
         let (got, want) = (crc32c::crc32c(bytes), info.crc32c);
-        if got == want { Ok(()) } else { Err(ClientError::Checksum { peer: self.peer, got, want }) }
+        if got == want { Ok(()) } else { Err(ClientError::Checksum { peer: self.peer.clone(), got, want }) }
     }
 
     fn receive_vec(&mut self, len: u64) -> Result<Vec<u8>> {
@@ -409,18 +454,18 @@ impl SliceClient {
         self.ended = true;
         match source.kind() {
             TimedOut | WouldBlock => self.timed_out(doing, deadline),
-            _ => ClientError::Io { peer: self.peer, doing, source },
+            _ => ClientError::Io { peer: self.peer.clone(), doing, source },
         }
     }
 
     fn timed_out(&mut self, doing: &'static str, deadline: &Deadline) -> ClientError {
         self.ended = true;
-        ClientError::TimedOut { peer: self.peer, doing, waited: deadline.start.elapsed() }
+        ClientError::TimedOut { peer: self.peer.clone(), doing, waited: deadline.start.elapsed() }
     }
 
     fn broke(&mut self, reason: String) -> ClientError {
         self.ended = true;
-        ClientError::Protocol { peer: self.peer, reason }
+        ClientError::Protocol { peer: self.peer.clone(), reason }
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::{ClientError, SliceClient};
 use crate::Error;
+use crate::auth::Secret;
 use crate::wire::{self, LookupEntry, Op, ResponseHeader, Status};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -138,6 +139,27 @@ fn silence_and_dawdling_end_at_the_deadline() {
     let result = client.get(b"", b"k");
     assert!(matches!(result, Err(ClientError::TimedOut { .. })), "{result:?}");
     drop(client);
+    server.join().unwrap();
+}
+
+#[test]
+fn a_server_that_proves_nothing_is_not_believed() {
+    let token = |op, id| {
+        let mut answer = Vec::new();
+        wire::encode_token(&mut answer, op, id, &[7; 32]);
+        answer
+    };
+    let (addr, server) = scripted(move |stream| {
+        stream.write_all(&token(Op::Challenge, 1)).unwrap();
+        let mut request = [0; wire::REQUEST_HEADER_BYTES + wire::TOKEN_BYTES];
+        stream.read_exact(&mut request).unwrap();
+        stream.write_all(&token(Op::Authenticate, 2)).unwrap();
+    });
+    let secret = Secret::new(b"a secret of the right length".to_vec().into()).unwrap();
+    let mut client = SliceClient::connect(addr, TIMEOUT).unwrap();
+    let error = client.authenticate(&secret).unwrap_err();
+    assert!(matches!(error, ClientError::ServerProof { .. }), "{error}");
+    assert!(matches!(client.ping(), Err(ClientError::Ended { .. })));
     server.join().unwrap();
 }
 

@@ -2,12 +2,13 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::net::{Shutdown, SocketAddr};
+use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
-use tokio_uring::net::TcpStream;
 
+use super::ServerConfig;
+use super::stream::{Peer, Stream};
 use super::value::SendPiece;
 
 /// Slowest speed at which a value may arrive once the stall timeout has passed.
@@ -19,26 +20,34 @@ const ANSWER_BYTES_MAX: usize = 1 << 20;
 /// One answer: its pieces in order.
 pub(super) struct Answer {
     pub(super) pieces: VecDeque<SendPiece>,
+    /// Of all pieces.
+    pub(super) bytes: u64,
+    /// Of those that are not a value's memory.
     pub(super) heap_bytes: usize,
 }
 
 /// One client's connection. Lives on the server's thread only.
 pub(super) struct Connection {
-    pub(super) stream: TcpStream,
-    pub(super) peer: SocketAddr,
+    pub(super) stream: Stream,
+    pub(super) peer: Peer,
     queue: RefCell<VecDeque<Answer>>,
     /// Answers queued or being written.
     outstanding: Cell<usize>,
     /// Heap bytes of them.
-    outstanding_bytes: Cell<usize>,
+    outstanding_heap_bytes: Cell<usize>,
+    /// Bytes of them that are still to be sent.
+    unsent_bytes: Cell<u64>,
     outstanding_max: usize,
+    unsent_bytes_max: u64,
     /// No request is read any more; the writer ends when the queue is empty.
     finished: Cell<bool>,
     /// The sockets are shut down: nothing more can be sent.
     closed: Cell<bool>,
-    /// In the middle of a request.
+    /// By when it must have proved that it knows the secret.
+    proof_due: Cell<Option<Instant>>,
     /// By when the value that is arriving must be there.
     value_due: Cell<Option<Instant>>,
+    /// In the middle of a request.
     pub(super) mid_request: Cell<bool>,
     last_received: Cell<Instant>,
     /// Last time that bytes were sent or that sending became due.
@@ -48,24 +57,37 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(stream: TcpStream, peer: SocketAddr, outstanding_max: usize) -> Self {
+    pub(super) fn new(stream: Stream, peer: Peer, config: &ServerConfig) -> Self {
         let now = Instant::now();
         Connection {
             stream,
             peer,
             queue: RefCell::default(),
             outstanding: Cell::new(0),
-            outstanding_bytes: Cell::new(0),
-            outstanding_max,
+            outstanding_heap_bytes: Cell::new(0),
+            unsent_bytes: Cell::new(0),
+            outstanding_max: config.max_outstanding,
+            unsent_bytes_max: config.max_outstanding_bytes,
             finished: Cell::new(false),
             closed: Cell::new(false),
             mid_request: Cell::new(false),
             last_received: Cell::new(now),
             last_sent: Cell::new(now),
+            proof_due: Cell::new(None),
             value_due: Cell::new(None),
             wake_writer: Notify::new(),
             wake_reader: Notify::new(),
         }
+    }
+
+    /// It must prove within `time` that it knows the secret.
+    pub(super) fn must_authenticate(&self, time: Duration) {
+        self.proof_due.set(Some(Instant::now() + time));
+    }
+
+    /// It has.
+    pub(super) fn authenticated(&self) {
+        self.proof_due.set(None);
     }
 
     /// A value begins to arrive, or is over (`None`). From now on it holds memory that others may want: it may take
@@ -84,7 +106,8 @@ impl Connection {
             self.last_sent.set(Instant::now());
         }
         self.outstanding.set(self.outstanding.get() + 1);
-        self.outstanding_bytes.set(self.outstanding_bytes.get() + answer.heap_bytes);
+        self.outstanding_heap_bytes.set(self.outstanding_heap_bytes.get() + answer.heap_bytes);
+        self.unsent_bytes.set(self.unsent_bytes.get() + answer.bytes);
         self.queue.borrow_mut().push_back(answer);
         self.wake_writer.notify_one();
     }
@@ -93,7 +116,8 @@ impl Connection {
     pub(super) async fn room(&self) -> bool {
         while !self.closed.get()
             && (self.outstanding.get() >= self.outstanding_max
-                || self.outstanding_bytes.get() >= ANSWER_BYTES_MAX)
+                || self.outstanding_heap_bytes.get() >= ANSWER_BYTES_MAX
+                || self.unsent_bytes.get() >= self.unsent_bytes_max)
         {
             self.wake_reader.notified().await;
         }
@@ -131,7 +155,7 @@ impl Connection {
     /// Answers left the queue and were sent in full.
     pub(super) fn answers_sent(&self, count: usize, heap_bytes: usize) {
         self.outstanding.set(self.outstanding.get() - count);
-        self.outstanding_bytes.set(self.outstanding_bytes.get() - heap_bytes);
+        self.outstanding_heap_bytes.set(self.outstanding_heap_bytes.get() - heap_bytes);
         self.wake_reader.notify_one();
     }
 
@@ -139,8 +163,14 @@ impl Connection {
         self.last_received.set(Instant::now());
     }
 
-    pub(super) fn note_sent(&self) {
+    /// Bytes of answers were sent.
+    pub(super) fn note_sent(&self, bytes: u64) {
         self.last_sent.set(Instant::now());
+        let before = self.unsent_bytes.get();
+        self.unsent_bytes.set(before - bytes);
+        if before >= self.unsent_bytes_max && before - bytes < self.unsent_bytes_max {
+            self.wake_reader.notify_one();
+        }
     }
 
     /// No more requests will be taken.
@@ -165,7 +195,7 @@ impl Connection {
 
     /// Whether it has been without progress for too long.
     pub(super) fn overdue(&self, now: Instant, idle: Duration, stall: Duration) -> bool {
-        if self.value_due.get().is_some_and(|due| now >= due) {
+        if [&self.proof_due, &self.value_due].iter().any(|due| due.get().is_some_and(|due| now >= due)) {
             return true;
         }
         let receiving = now.duration_since(self.last_received.get());

@@ -1,18 +1,17 @@
 //! A slice server on a thread of its own.
 
-use std::net::SocketAddr;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
 use tokio::sync::oneshot;
 
 use super::{Server, ServerConfig};
-use crate::{Error, Result};
+use crate::{Address, Error, Result};
 
 /// A running [`Server`](super::Server). Dropping it stops the server and waits for its thread.
 #[derive(Debug)]
 pub struct ServerHandle {
-    addr: SocketAddr,
+    addrs: Vec<Address>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -35,7 +34,7 @@ impl ServerHandle {
                     return;
                 }
             };
-            let _ = ready.send(Ok(server.local_addr()));
+            let _ = ready.send(Ok(server.local_addrs().to_vec()));
             server.run(async {
                 // An error means that the handle is gone: stop as well.
                 let _ = when_stopped.await;
@@ -49,13 +48,18 @@ impl ServerHandle {
             .name("hotslice-serve".into())
             .spawn(serve)
             .map_err(|error| failed(error.to_string()))?;
-        let addr = when_ready.recv().map_err(|_| failed("its thread panicked".into()))??;
-        Ok(ServerHandle { addr, stop: Some(stop), thread: Some(thread) })
+        let addrs = when_ready.recv().map_err(|_| failed("its thread panicked".into()))??;
+        Ok(ServerHandle { addrs, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Where it listens.
-    pub fn addr(&self) -> SocketAddr {
-        self.addr
+    /// Where it listens: the first of its addresses.
+    pub fn addr(&self) -> Address {
+        self.addrs[0].clone()
+    }
+
+    /// Where it listens, in the order of the settings; with the ports that were chosen where 0 was asked for.
+    pub fn addrs(&self) -> &[Address] {
+        &self.addrs
     }
 
     /// Ends all connections and waits until the server's memory is given back.

@@ -1,4 +1,5 @@
-//! The slice server: values in hugepage memory, served over TCP by the protocol of [`crate::wire`].
+//! The slice server: values in hugepage memory, served over TCP and Unix sockets by the
+//! protocol of [`crate::wire`].
 //!
 //! It is the simplest origin of a cache, and the peer that tests and benches talk to. It is an I/O
 //! program on tokio-uring with one thread; it knows nothing of the cache, its table or its shards.
@@ -14,9 +15,12 @@
 //!   the version it began with; extents are freed at their last use.
 //! * Versions count up from a start drawn at random for each run, so that a restarted server does not
 //!   give an old version's number to another value.
-//! * One client's behaviour costs that client only: answers that are not fetched hold back its own
-//!   requests (`max_outstanding`), and a peer that moves no byte while one is due is cut off
-//!   (`stall_timeout`), as is one that asks for nothing (`idle_timeout`).
+//! * One client's behaviour costs that client only: it has its share of connections
+//!   (`max_connections_per_client`); answers that are not fetched hold back its own requests
+//!   (`max_outstanding`, `max_outstanding_bytes`); a peer that moves no byte while one is due is cut off
+//!   (`stall_timeout`), as is one that asks for nothing (`idle_timeout`); and one write is so short that large
+//!   values do not keep others' answers waiting.
+//! * With a secret, only who proves to know it is served ([`auth`](crate::auth)).
 //! * No operation of the kernel is abandoned: stopping shuts the sockets down and waits for the last
 //!   completion before the memory goes away.
 //!
@@ -24,30 +28,37 @@
 //! [`Status::TooLarge`]: crate::wire::Status::TooLarge
 
 mod accept;
+mod access;
 mod answers;
 mod config;
 mod connection;
 mod handle;
+mod listen;
 mod requests;
 mod store;
+mod stream;
 mod value;
 
+#[cfg(test)]
+mod auth_tests;
 #[cfg(test)]
 mod limit_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod unix_tests;
 
 pub use config::ServerConfig;
 pub use handle::ServerHandle;
 pub use store::ServerStats;
 
 use std::future::Future;
-use std::net::{SocketAddr, TcpListener};
 use std::rc::Rc;
 
 use crate::memory::{Arena, ArenaConfig, ArenaReport};
-use crate::{Error, Result};
+use crate::{Address, Error, Result};
 use accept::Shared;
+use listen::Listener;
 use store::Store;
 
 /// A slice server that has its memory and its ring and listens, but does not serve yet. Stays on the
@@ -55,8 +66,8 @@ use store::Store;
 pub struct Server {
     // Before the memory: fields are dropped in this order, and the ring must end first.
     runtime: tokio_uring::Runtime,
-    listener: TcpListener,
-    local_addr: SocketAddr,
+    listeners: Vec<Listener>,
+    local_addrs: Vec<Address>,
     arena: Arena,
     config: ServerConfig,
     first_epoch: u32,
@@ -72,14 +83,22 @@ impl Server {
     /// address cannot be had.
     pub fn bind(config: ServerConfig) -> Result<Server> {
         config.validate()?;
+        let open = config.open_to_the_network();
+        if !open.is_empty() {
+            let open = open.iter().map(|address| address.to_string()).collect::<Vec<_>>().join(" and ");
+            tracing::warn!(
+                "{open} can be reached beyond this machine without a secret: whoever connects is served \
+                 (--secret-file demands one)"
+            );
+        }
         // Memory last: it is dear, and the others fail more often.
         let runtime = start_ring(&config)?;
-        let cannot = |error: std::io::Error| Error::System {
-            what: format!("cannot listen on {}", config.listen),
-            reason: error.to_string().into(),
-        };
-        let listener = TcpListener::bind(config.listen).map_err(cannot)?;
-        let local_addr = listener.local_addr().map_err(cannot)?;
+        let listeners = config
+            .listen
+            .iter()
+            .map(|address| Listener::bind(address, config.socket_mode))
+            .collect::<Result<Vec<_>>>()?;
+        let local_addrs = listeners.iter().map(|listener| listener.local_addr().clone()).collect();
         let first_epoch = store::random_epoch()?;
         let arena = Arena::map(&ArenaConfig {
             capacity_bytes: config.capacity_bytes,
@@ -87,12 +106,12 @@ impl Server {
             pages: config.pages,
             lock: config.lock,
         })?;
-        Ok(Server { runtime, listener, local_addr, arena, config, first_epoch })
+        Ok(Server { runtime, listeners, local_addrs, arena, config, first_epoch })
     }
 
-    /// Where it listens, with the port that was chosen when 0 was asked for.
-    pub fn local_addr(&self) -> SocketAddr {
-        self.local_addr
+    /// Where it listens, in the order of the settings; with the ports that were chosen where 0 was asked for.
+    pub fn local_addrs(&self) -> &[Address] {
+        &self.local_addrs
     }
 
     /// What memory was obtained.
@@ -106,10 +125,17 @@ impl Server {
         block_sigpipe();
         let store = Store::new(self.arena, &self.config, self.first_epoch);
         let shared = Rc::new(Shared::new(store, self.config));
-        let listener = tokio_uring::net::TcpListener::from_std(self.listener);
-        tracing::info!(listen = %self.local_addr, "slice server ready");
-        self.runtime.block_on(accept::serve(shared, listener, shutdown));
-        tracing::info!(listen = %self.local_addr, "slice server stopped");
+        tracing::info!(listen = ?self.local_addrs, "slice server ready");
+        self.runtime.block_on(async {
+            // Registering a socket needs the runtime; it fails only where memory or watches run out.
+            let acceptors: std::io::Result<Vec<_>> =
+                self.listeners.into_iter().map(Listener::start).collect();
+            match acceptors {
+                Ok(acceptors) => accept::serve(shared, acceptors, shutdown).await,
+                Err(error) => tracing::error!(%error, "cannot wait for connections"),
+            }
+        });
+        tracing::info!(listen = ?self.local_addrs, "slice server stopped");
     }
 }
 

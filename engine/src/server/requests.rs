@@ -3,6 +3,7 @@
 use std::net::Shutdown;
 
 use super::accept::Shared;
+use super::access::{Access, Next};
 use super::answers::about;
 use super::connection::{Answer, Connection};
 use super::store::PendingPut;
@@ -29,7 +30,8 @@ enum Arriving {
 
 /// Serves requests until the client ends, breaks the protocol, or the connection is closed.
 pub(super) async fn serve_requests(shared: &Shared, connection: &Connection) {
-    let mut decoder = RequestDecoder::new(shared.limits());
+    let mut access = Access::new(shared);
+    let mut decoder = RequestDecoder::new(access.limits(shared.limits()));
     let mut arriving = Arriving::Nothing;
     let mut buffer = Vec::with_capacity(RECEIVE_BYTES);
     loop {
@@ -40,9 +42,14 @@ pub(super) async fn serve_requests(shared: &Shared, connection: &Connection) {
             }
             match decoder.next(&mut input) {
                 Ok(None) => break,
-                Ok(Some(event)) => serve_event(shared, connection, &mut arriving, event),
+                Ok(Some(event)) => match access.serve(shared, connection, &event) {
+                    None => serve_event(shared, connection, &mut arriving, event),
+                    Some(Next::GoOn) => {}
+                    Some(Next::Unlocked) => decoder.set_limits(shared.limits()),
+                    Some(Next::End) => return linger(connection, buffer).await,
+                },
                 Err(error) => {
-                    refuse_malformed(shared, connection, &error);
+                    refuse_malformed(shared, connection, &access, &error);
                     if error.framing_lost {
                         return linger(connection, buffer).await;
                     }
@@ -153,6 +160,9 @@ fn serve_event(shared: &Shared, connection: &Connection, arriving: &mut Arriving
             Ok(json) => Answer::stats(request_id, &json),
             Err(error) => refuse(shared, Op::Stats, request_id, (Status::Internal, error.to_string())),
         }),
+        RequestEvent::Challenge { .. } | RequestEvent::Authenticate { .. } => {
+            unreachable!("these are served by `Access`")
+        }
     }
 }
 
@@ -173,16 +183,17 @@ fn answer_get(shared: &Shared, request_id: u64, get: &GetRequest<'_>) -> Answer 
     Answer::range(request_id, &value, get.range_offset, len)
 }
 
-fn refuse(shared: &Shared, op: Op, request_id: u64, (status, reason): (Status, String)) -> Answer {
+pub(super) fn refuse(shared: &Shared, op: Op, request_id: u64, (status, reason): (Status, String)) -> Answer {
     shared.count(|stats| stats.refusals += 1);
     Answer::plain(ResponseHeader::plain(status, Some(op), request_id), &reason)
 }
 
-fn refuse_malformed(shared: &Shared, connection: &Connection, error: &RequestError) {
+fn refuse_malformed(shared: &Shared, connection: &Connection, access: &Access, error: &RequestError) {
     tracing::debug!(peer = %connection.peer, %error, "malformed request");
     shared.count(|stats| stats.refusals += 1);
-    let header = ResponseHeader::plain(error.error.status(), error.op, error.request_id);
-    connection.answer(Answer::plain(header, &error.to_string()));
+    let (status, reason) = access.judge(error);
+    let header = ResponseHeader::plain(status, error.op, error.request_id);
+    connection.answer(Answer::plain(header, &reason));
 }
 
 /// Sends what is queued, tells the peer that no more will come, and reads what it still sends, so that

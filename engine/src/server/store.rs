@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use super::ServerConfig;
 use super::value::{Draft, Memory, Value};
+use crate::Result;
 use crate::memory::Arena;
 use crate::wire::{KeyRef, PutRequest, Status};
-use crate::{Error, Result};
 
 /// Charged per value besides its key's bytes: map entry, allocation, extent list, rounded up.
 const ENTRY_OVERHEAD_BYTES: usize = 192;
@@ -50,12 +50,16 @@ pub struct ServerStats {
     pub removes: u64,
     /// Requests answered with an error status other than "absent".
     pub refusals: u64,
+    /// Wrong proofs of the secret.
+    pub authentications_failed: u64,
     /// Bytes of values received straight into their place.
     pub received_direct_bytes: u64,
     /// Bytes of values that were copied into their place.
     pub received_copied_bytes: u64,
     /// Bytes sent, headers included.
     pub sent_bytes: u64,
+    /// Most bytes that one system call has sent: for so long others have waited.
+    pub largest_write_bytes: u64,
     /// Whether Put and Remove are served.
     pub writable: bool,
 }
@@ -72,6 +76,7 @@ pub(super) struct Store {
     value_bytes: Cell<u64>,
     last_version: Cell<u64>,
     writable: bool,
+    value_bytes_max: u64,
 }
 
 impl Store {
@@ -86,6 +91,7 @@ impl Store {
             value_bytes: Cell::new(0),
             last_version: Cell::new(u64::from(epoch) << 32),
             writable: config.writable,
+            value_bytes_max: config.max_value_bytes,
         }
     }
 
@@ -108,6 +114,10 @@ impl Store {
     pub(super) fn begin_put(&self, put: &PutRequest<'_>) -> Result<PendingPut, (Status, String)> {
         if !self.writable {
             return Err((Status::ReadOnly, "start the server with --writable to allow it".into()));
+        }
+        if put.value_len > self.value_bytes_max {
+            let reason = format!("{} bytes, {} are allowed", put.value_len, self.value_bytes_max);
+            return Err((Status::TooLarge, reason));
         }
         let capacity = self.memory.capacity_bytes();
         if put.value_len > capacity {
@@ -194,12 +204,5 @@ pub(super) struct PendingPut {
 
 /// A number that no earlier run is likely to have drawn; never 0, so that no version is 0.
 pub(super) fn random_epoch() -> Result<u32> {
-    let mut bytes = [0u8; 4];
-    // SAFETY: the pointer and length are those of `bytes`; the call writes at most that many bytes.
-    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    if got != bytes.len() as isize {
-        let reason = std::io::Error::last_os_error().to_string().into();
-        return Err(Error::System { what: "cannot draw a random number".into(), reason });
-    }
-    Ok(u32::from_ne_bytes(bytes).max(1))
+    Ok(u32::from_ne_bytes(crate::random::bytes()?).max(1))
 }

@@ -1,7 +1,7 @@
 //! What the server does, seen by clients over loopback.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::*;
@@ -70,6 +70,32 @@ pub(super) fn until(
     }
 }
 
+/// A directory that goes with the value.
+pub(super) struct Directory(std::path::PathBuf);
+
+impl Directory {
+    pub(super) fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("hotslice-server-{name}-{}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        Directory(path)
+    }
+
+    pub(super) fn path(&self) -> &std::path::Path {
+        &self.0
+    }
+
+    /// Of a Unix socket in it.
+    pub(super) fn address(&self) -> Address {
+        Address::unix(self.0.join("s")).unwrap()
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
 pub(super) fn raw(server: &ServerHandle) -> TcpStream {
     let stream = TcpStream::connect(server.addr()).unwrap();
     stream.set_read_timeout(Some(TIMEOUT)).unwrap();
@@ -77,7 +103,7 @@ pub(super) fn raw(server: &ServerHandle) -> TcpStream {
     stream
 }
 
-pub(super) fn read_answer(stream: &mut TcpStream) -> (ResponseHeader, Vec<u8>) {
+pub(super) fn read_answer(stream: &mut impl Read) -> (ResponseHeader, Vec<u8>) {
     let mut bytes = [0; RESPONSE_HEADER_BYTES];
     stream.read_exact(&mut bytes).unwrap();
     let header = ResponseHeader::decode(&bytes).unwrap();

@@ -179,7 +179,7 @@ impl Value {
             }
             let (start, len) = allocation.run_at(at, end);
             at += len as u64;
-            Some(SendPiece::Memory { _allocation: Rc::clone(&allocation), start, len })
+            Some(SendPiece::Memory { allocation: Rc::clone(&allocation), start, len })
         })
     }
 }
@@ -226,7 +226,7 @@ pub(super) enum SendPiece {
         sent: usize,
     },
     /// Part of a value.
-    Memory { _allocation: Rc<Allocation>, start: *const u8, len: usize },
+    Memory { allocation: Rc<Allocation>, start: *const u8, len: usize },
 }
 
 impl SendPiece {
@@ -239,6 +239,21 @@ impl SendPiece {
         match self {
             SendPiece::Bytes { bytes, sent } => bytes.len() - sent,
             SendPiece::Memory { len, .. } => *len,
+        }
+    }
+
+    /// Takes the first `count` bytes off a value's memory, or what there is; all of a header, however long.
+    pub(super) fn split_front(&mut self, count: usize) -> SendPiece {
+        match self {
+            SendPiece::Bytes { bytes, sent } => {
+                SendPiece::Bytes { bytes: std::mem::take(bytes), sent: std::mem::take(sent) }
+            }
+            SendPiece::Memory { allocation, start, len } => {
+                let (first, count) = (*start, count.min(*len));
+                *start = start.wrapping_add(count);
+                *len -= count;
+                SendPiece::Memory { allocation: Rc::clone(allocation), start: first, len: count }
+            }
         }
     }
 

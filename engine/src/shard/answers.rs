@@ -112,7 +112,7 @@ impl Reactor {
     }
 
     fn refused_fill(&mut self, fill: FillId, peer: usize, status: Status) {
-        let peer = self.peers[peer].address;
+        let peer = self.peers[peer].address.clone();
         self.fail_fill(fill, &Error::Refused { peer, reason: status.to_string().into() });
     }
 
@@ -370,7 +370,7 @@ impl Reactor {
             self.store.cancel(room, &self.shared.counters);
             self.counters().checksum_failures.add(1);
             self.counters().fills_failed.add(1);
-            let peer = self.peers[fill.peer].address;
+            let peer = self.peers[fill.peer].address.clone();
             let error = Error::Checksum { peer, got: crc, want: about.crc32c };
             fill.fail_waiters(&error);
             self.tell_groups(&fill, || Answer::Value(Err(error.clone())));

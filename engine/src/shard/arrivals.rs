@@ -101,7 +101,7 @@ impl Reactor {
     /// The peer broke the protocol.
     pub(super) fn breach(&mut self, id: u64, reason: String) {
         if let Some(lane) = self.lanes.get(&id) {
-            let peer = self.peers[lane.peer].address;
+            let peer = self.peers[lane.peer].address.clone();
             tracing::warn!(%peer, reason, "the peer broke the protocol; closing its connection");
             self.end_lane(id, Error::Protocol { peer, reason: reason.into() });
         }
@@ -110,7 +110,7 @@ impl Reactor {
     /// The connection is of no more use.
     pub(super) fn break_lane(&mut self, id: u64, reason: String) {
         if let Some(lane) = self.lanes.get(&id) {
-            let peer = self.peers[lane.peer].address;
+            let peer = self.peers[lane.peer].address.clone();
             self.end_lane(id, Error::PeerUnavailable { peer, reason: reason.into() });
         }
     }

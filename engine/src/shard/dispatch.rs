@@ -225,7 +225,7 @@ impl Reactor {
             return;
         }
         self.last_lane += 1;
-        match Lane::connect(self.last_lane, peer_index, peer.address, now, &mut *self.transport) {
+        match Lane::connect(self.last_lane, peer_index, &peer.address, now, &mut *self.transport) {
             Ok(lane) => {
                 self.peers[peer_index].lanes.push(lane.id);
                 self.lanes.insert(lane.id, lane);
@@ -244,7 +244,7 @@ impl Reactor {
     /// Leaves a peer alone for a while after a failure that took `took` to show.
     pub(super) fn shun(&mut self, peer_index: usize, now: Instant, took: Duration, reason: String) {
         let peer = &mut self.peers[peer_index];
-        let error = Error::PeerUnavailable { peer: peer.address, reason: reason.into() };
+        let error = Error::PeerUnavailable { peer: peer.address.clone(), reason: reason.into() };
         tracing::debug!(%error, "peer left alone for a while");
         let (min, max) = self.backoff();
         self.peers[peer_index].failed(now, error, took, min, max);

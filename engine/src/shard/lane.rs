@@ -17,7 +17,7 @@
 use super::fills::FillId;
 use super::transfer::{Part, time_left};
 use super::transport::{LaneOp, SocketAddress, Token, Transport};
-use crate::Error;
+use crate::{Address, Error};
 use crate::memory::{Arena, ExtentList, GRANULE_BYTES};
 use crate::wire::{RESPONSE_HEADER_BYTES, ResponseHeader};
 use std::collections::VecDeque;
@@ -209,7 +209,7 @@ impl Lane {
     pub(super) fn connect(
         id: u64,
         peer: usize,
-        address: std::net::SocketAddr,
+        address: &Address,
         now: Instant,
         transport: &mut dyn Transport,
     ) -> std::io::Result<Self> {
@@ -222,7 +222,9 @@ impl Lane {
         }
         // SAFETY: the descriptor was just made and belongs to nobody else.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        set_nodelay(&fd)?;
+        if address.is_tcp() {
+            set_nodelay(&fd)?;
+        }
         let lane = Self {
             id,
             peer,

@@ -1,18 +1,17 @@
 //! Peers: which one holds a key, what waits for it, and how long it is left alone after it refused.
 
 use super::fills::FillId;
-use crate::Error;
+use crate::{Address, Error};
 use crate::key::OwnedKey;
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 /// Failed attempts to connect in a row after which a peer is tried again only when somebody asks for one of its keys.
 const RECONNECTS_MAX: u32 = 16;
 
 pub(super) struct Peer {
-    pub(super) address: SocketAddr,
+    pub(super) address: Address,
     /// The address as text, by which clients agree on a key's peer.
     name: String,
     pub(super) queues: Queues,
@@ -59,10 +58,10 @@ impl Queues {
 }
 
 impl Peer {
-    pub(super) fn new(address: SocketAddr) -> Self {
+    pub(super) fn new(address: Address) -> Self {
         Self {
-            address,
             name: address.to_string(),
+            address,
             queues: Queues::default(),
             lanes: Vec::new(),
             failures: 0,

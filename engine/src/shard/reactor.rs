@@ -60,7 +60,7 @@ impl Reactor {
         transport: Box<dyn Transport>,
     ) -> Self {
         Self {
-            peers: config.origin.iter().map(|&address| Peer::new(address)).collect(),
+            peers: config.origin.iter().cloned().map(Peer::new).collect(),
             absent: Absent::new(Duration::from_millis(config.absent_ttl_ms)),
             shared,
             config,

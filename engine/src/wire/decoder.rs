@@ -4,7 +4,7 @@ use super::header::array;
 use super::request::{GET_FIXED_BYTES, KEY_FIXED_BYTES, LOOKUP_FIXED_BYTES, PUT_FIXED_BYTES};
 use super::{
     GetRequest, KeyRef, Limits, LookupRequest, MAX_VALUE_BYTES, Op, PutRequest, REQUEST_HEADER_BYTES,
-    RequestHeader, WireError,
+    RequestHeader, TOKEN_BYTES, WireError,
 };
 
 /// What [`RequestDecoder::next`] found. Borrows from the decoder or from its input.
@@ -55,6 +55,20 @@ pub enum RequestEvent<'a> {
     Stats {
         /// The client's name for the request.
         request_id: u64,
+    },
+    /// A whole Challenge.
+    Challenge {
+        /// The client's name for the request.
+        request_id: u64,
+        /// The client's nonce.
+        nonce: [u8; TOKEN_BYTES],
+    },
+    /// A whole Authenticate.
+    Authenticate {
+        /// The client's name for the request.
+        request_id: u64,
+        /// The client's proof.
+        proof: [u8; TOKEN_BYTES],
     },
 }
 
@@ -136,6 +150,11 @@ impl RequestDecoder {
     /// A decoder at the start of a stream.
     pub fn new(limits: Limits) -> Self {
         RequestDecoder { limits, state: State::Header, buffer: Vec::new(), buffer_spent: false }
+    }
+
+    /// Other limits, from the next request on.
+    pub fn set_limits(&mut self, limits: Limits) {
+        self.limits = limits;
     }
 
     /// Bytes of the current Put's value that are still to come. While this is not 0 and the input is
@@ -307,6 +326,7 @@ fn after_header(bytes: &[u8; REQUEST_HEADER_BYTES], limits: &Limits) -> State {
         Op::Put => (fixed(PUT_FIXED_BYTES), fixed(PUT_FIXED_BYTES) + key_max + value_max),
         Op::Remove => (fixed(KEY_FIXED_BYTES), small_max.min(fixed(KEY_FIXED_BYTES) + key_max)),
         Op::Ping | Op::Stats => (0, 0),
+        Op::Challenge | Op::Authenticate => (fixed(TOKEN_BYTES), fixed(TOKEN_BYTES)),
     };
     if (min..=max).contains(&header.body_len) {
         return match header.op {
@@ -340,6 +360,9 @@ fn small_event<'a>(
         Op::Remove => RequestEvent::Remove { request_id, key: KeyRef::decode(body, limits)? },
         Op::Ping => RequestEvent::Ping { request_id },
         Op::Stats => RequestEvent::Stats { request_id },
+        // The header's length was judged to be that of a token.
+        Op::Challenge => RequestEvent::Challenge { request_id, nonce: array(body, 0) },
+        Op::Authenticate => RequestEvent::Authenticate { request_id, proof: array(body, 0) },
         Op::Put => unreachable!("a Put is never a small body"),
     })
 }

@@ -37,7 +37,7 @@ pub enum WireError {
         got: u64,
     },
     /// There is no such operation.
-    #[error("operation {got}: 1 to 6 are known")]
+    #[error("operation {got}: 1 to 8 are known")]
     Op {
         /// Number of the operation.
         got: u8,

@@ -3,7 +3,7 @@
 use super::{
     LOOKUP_ENTRY_BYTES, MAX_LOOKUP_KEYS, MAX_REASON_BYTES, MAX_STATS_BYTES, MAX_VALUE_BYTES, Op,
     PROTOCOL_VERSION, REQUEST_HEADER_BYTES, REQUEST_MAGIC, RESPONSE_HEADER_BYTES, RESPONSE_MAGIC, Status,
-    WireError,
+    TOKEN_BYTES, WireError,
 };
 
 /// `N` bytes of `bytes` from `at` on. Panics when they are not there: callers pass constant
@@ -161,7 +161,8 @@ impl ResponseHeader {
     ///
     /// * `Ok` to Get: `range_offset + body_len ≤ value_len ≤` [`MAX_VALUE_BYTES`];
     /// * `Ok` to Lookup: a whole number of entries, at most [`MAX_LOOKUP_KEYS`];
-    /// * `Ok` to Stats: at most [`MAX_STATS_BYTES`]; to the others: no body;
+    /// * `Ok` to Stats: at most [`MAX_STATS_BYTES`]; to Challenge and Authenticate: [`TOKEN_BYTES`]; to the
+    ///   others: no body;
     /// * every other status: at most [`MAX_REASON_BYTES`].
     ///
     /// Whether the answer fits the request (id, range, version) is for the caller to check.
@@ -198,7 +199,7 @@ impl ResponseHeader {
             return Err(WireError::ValueLength { got: self.value_len, max: MAX_VALUE_BYTES });
         }
         let got = self.body_len;
-        let max = match (self.status, self.op) {
+        let (min, max) = match (self.status, self.op) {
             (Status::Ok, None) => return Err(WireError::MissingOp),
             (Status::Ok, Some(Op::Get)) => {
                 let end = self.range_offset.checked_add(got);
@@ -213,14 +214,16 @@ impl ResponseHeader {
                     let contents_len = got - got % LOOKUP_ENTRY_BYTES as u64;
                     return Err(WireError::BodyMismatch { body_len: got, contents_len });
                 }
-                MAX_LOOKUP_KEYS * LOOKUP_ENTRY_BYTES
+                (0, MAX_LOOKUP_KEYS * LOOKUP_ENTRY_BYTES)
             }
-            (Status::Ok, Some(Op::Stats)) => MAX_STATS_BYTES,
-            (Status::Ok, Some(Op::Put | Op::Remove | Op::Ping)) => 0,
-            (_, _) => MAX_REASON_BYTES,
+            (Status::Ok, Some(Op::Stats)) => (0, MAX_STATS_BYTES),
+            (Status::Ok, Some(Op::Challenge | Op::Authenticate)) => (TOKEN_BYTES, TOKEN_BYTES),
+            (Status::Ok, Some(Op::Put | Op::Remove | Op::Ping)) => (0, 0),
+            (_, _) => (0, MAX_REASON_BYTES),
         };
-        if got > max as u64 {
-            return Err(WireError::BodyLength { op: self.op, got, min: 0, max: max as u64 });
+        let (min, max) = (min as u64, max as u64);
+        if !(min..=max).contains(&got) {
+            return Err(WireError::BodyLength { op: self.op, got, min, max });
         }
         Ok(())
     }

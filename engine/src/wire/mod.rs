@@ -36,6 +36,12 @@
 //! | Remove | `namespace_len` u16, `key_len` u16, namespace, key | none |
 //! | Ping | none | none |
 //! | Stats | none | JSON text |
+//! | Challenge | client's nonce, 32 bytes | server's nonce, 32 bytes |
+//! | Authenticate | client's proof, 32 bytes | server's proof, 32 bytes |
+//!
+//! What the last two mean is in [`auth`](crate::auth). A server that demands a secret answers everything but Ping
+//! with [`Status::Unauthenticated`] before it; the value of a Put is not read then, which costs the connection,
+//! as a wrong proof does.
 //!
 //! Every other status may carry a reason as UTF-8 text of at most [`MAX_REASON_BYTES`]. A key has 1 to
 //! [`MAX_KEY_BYTES`] bytes, a namespace 0 (the default one) to [`MAX_NAMESPACE_BYTES`].
@@ -53,10 +59,10 @@ pub use decoder::{RequestDecoder, RequestError, RequestEvent};
 pub use error::WireError;
 pub use header::{RequestHeader, ResponseHeader};
 pub use request::{
-    GetRequest, KeyRef, LookupRequest, PutRequest, encode_get, encode_lookup, encode_ping, encode_put_head,
-    encode_remove, encode_stats,
+    GetRequest, KeyRef, LookupRequest, PutRequest, encode_authenticate, encode_challenge, encode_get,
+    encode_lookup, encode_ping, encode_put_head, encode_remove, encode_stats,
 };
-pub use response::{LookupEntry, encode_error, reason_text};
+pub use response::{LookupEntry, encode_error, encode_token, reason_text};
 
 /// Length of every request header in bytes.
 pub const REQUEST_HEADER_BYTES: usize = 40;
@@ -64,6 +70,8 @@ pub const REQUEST_HEADER_BYTES: usize = 40;
 pub const RESPONSE_HEADER_BYTES: usize = 64;
 /// Length of one key's answer in the body of a Lookup response, in bytes.
 pub const LOOKUP_ENTRY_BYTES: usize = 24;
+/// Length of a nonce and of a proof in bytes: the bodies of Challenge and Authenticate and of their answers.
+pub const TOKEN_BYTES: usize = 32;
 /// "HSQ1" as the little-endian number that begins a request.
 pub const REQUEST_MAGIC: u32 = u32::from_le_bytes(*b"HSQ1");
 /// "HSR1" as the little-endian number that begins a response.
@@ -108,6 +116,10 @@ pub enum Op {
     Ping = 5,
     /// The server's counters as JSON text.
     Stats = 6,
+    /// Asks for a nonce to prove the knowledge of a secret with, and gives one.
+    Challenge = 7,
+    /// Proves it, and asks the server for its proof.
+    Authenticate = 8,
 }
 
 impl Op {
@@ -120,6 +132,8 @@ impl Op {
             4 => Op::Remove,
             5 => Op::Ping,
             6 => Op::Stats,
+            7 => Op::Challenge,
+            8 => Op::Authenticate,
             _ => return None,
         })
     }
@@ -153,6 +167,8 @@ pub enum Status {
     Busy = 100,
     /// The server failed; the reason tells how.
     Internal = 110,
+    /// The server demands a proof that the client knows its secret, or did not believe it.
+    Unauthenticated = 120,
 }
 
 impl Status {
@@ -171,6 +187,7 @@ impl Status {
             90 => Status::ChecksumMismatch,
             100 => Status::Busy,
             110 => Status::Internal,
+            120 => Status::Unauthenticated,
             _ => return None,
         })
     }
@@ -190,6 +207,7 @@ impl Status {
             Status::ChecksumMismatch => "checksum mismatch",
             Status::Busy => "the server is busy",
             Status::Internal => "internal error of the server",
+            Status::Unauthenticated => "not authenticated: the server demands a secret",
         }
     }
 }

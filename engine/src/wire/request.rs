@@ -3,7 +3,7 @@
 use super::header::{u16_at, u32_at, u64_at};
 use super::{
     Limits, MAX_KEY_BYTES, MAX_LOOKUP_KEYS, MAX_NAMESPACE_BYTES, MAX_VALUE_BYTES, Op, REQUEST_HEADER_BYTES,
-    RequestHeader, WireError,
+    RequestHeader, TOKEN_BYTES, WireError,
 };
 
 /// Bytes of a Get's body before its namespace.
@@ -378,4 +378,16 @@ pub fn encode_ping(out: &mut Vec<u8>, request_id: u64) {
 /// Appends a Stats request.
 pub fn encode_stats(out: &mut Vec<u8>, request_id: u64) {
     RequestHeader { op: Op::Stats, request_id, body_len: 0 }.encode(out);
+}
+
+/// Appends a Challenge with the client's nonce.
+pub fn encode_challenge(out: &mut Vec<u8>, request_id: u64, nonce: &[u8; TOKEN_BYTES]) {
+    RequestHeader { op: Op::Challenge, request_id, body_len: TOKEN_BYTES as u64 }.encode(out);
+    out.extend_from_slice(nonce);
+}
+
+/// Appends an Authenticate with the client's proof.
+pub fn encode_authenticate(out: &mut Vec<u8>, request_id: u64, proof: &[u8; TOKEN_BYTES]) {
+    RequestHeader { op: Op::Authenticate, request_id, body_len: TOKEN_BYTES as u64 }.encode(out);
+    out.extend_from_slice(proof);
 }

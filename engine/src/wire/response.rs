@@ -1,7 +1,7 @@
 //! Bodies of responses.
 
 use super::header::{u16_at, u32_at, u64_at};
-use super::{LOOKUP_ENTRY_BYTES, MAX_REASON_BYTES, Op, ResponseHeader, Status, WireError};
+use super::{LOOKUP_ENTRY_BYTES, MAX_REASON_BYTES, Op, ResponseHeader, Status, TOKEN_BYTES, WireError};
 
 /// What a server says about one key of a Lookup.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -62,6 +62,13 @@ pub fn encode_error(out: &mut Vec<u8>, header: ResponseHeader, reason: &str) {
     }
     ResponseHeader { body_len: end as u64, ..header }.encode(out);
     out.extend_from_slice(&reason.as_bytes()[..end]);
+}
+
+/// Appends an `Ok` answer to Challenge or Authenticate.
+pub fn encode_token(out: &mut Vec<u8>, op: Op, request_id: u64, token: &[u8; TOKEN_BYTES]) {
+    let body_len = TOKEN_BYTES as u64;
+    ResponseHeader { body_len, ..ResponseHeader::plain(Status::Ok, Some(op), request_id) }.encode(out);
+    out.extend_from_slice(token);
 }
 
 /// The reason of an error response as text fit for a log or a terminal: control characters and

@@ -11,6 +11,8 @@ enum Seen {
     Remove { id: u64, ns: Vec<u8>, key: Vec<u8> },
     Ping { id: u64 },
     Stats { id: u64 },
+    Challenge { id: u64, nonce: [u8; 32] },
+    Authenticate { id: u64, proof: [u8; 32] },
     Error(RequestError),
 }
 
@@ -61,6 +63,8 @@ fn note(seen: &mut Vec<Seen>, event: RequestEvent<'_>) {
         }
         RequestEvent::Ping { request_id: id } => Seen::Ping { id },
         RequestEvent::Stats { request_id: id } => Seen::Stats { id },
+        RequestEvent::Challenge { request_id: id, nonce } => Seen::Challenge { id, nonce },
+        RequestEvent::Authenticate { request_id: id, proof } => Seen::Authenticate { id, proof },
     });
 }
 
@@ -113,6 +117,8 @@ impl Seen {
             Seen::Remove { id, ns, key } => encode_remove(out, *id, ns, key).unwrap(),
             Seen::Ping { id } => encode_ping(out, *id),
             Seen::Stats { id } => encode_stats(out, *id),
+            Seen::Challenge { id, nonce } => encode_challenge(out, *id, nonce),
+            Seen::Authenticate { id, proof } => encode_authenticate(out, *id, proof),
             Seen::Error(_) => unreachable!("errors are not sent"),
         }
     }
@@ -145,6 +151,8 @@ fn request() -> impl Strategy<Value = Seen> {
         remove,
         any::<u64>().prop_map(|id| Seen::Ping { id }),
         any::<u64>().prop_map(|id| Seen::Stats { id }),
+        any::<(u64, [u8; 32])>().prop_map(|(id, nonce)| Seen::Challenge { id, nonce }),
+        any::<(u64, [u8; 32])>().prop_map(|(id, proof)| Seen::Authenticate { id, proof }),
     ]
 }
 
@@ -155,11 +163,11 @@ fn stream_of(requests: &[Seen]) -> Vec<u8> {
 }
 
 fn status() -> impl Strategy<Value = Status> {
-    (0u16..=11).prop_map(|n| Status::from_wire(n * 10).unwrap())
+    (0u16..=12).prop_map(|n| Status::from_wire(n * 10).unwrap())
 }
 
 fn response() -> impl Strategy<Value = ResponseHeader> {
-    let op = prop::option::of((1u8..=6).prop_map(|n| Op::from_wire(n).unwrap()));
+    let op = prop::option::of((1u8..=8).prop_map(|n| Op::from_wire(n).unwrap()));
     let lens = (0..=MAX_VALUE_BYTES, any::<u64>(), any::<u64>(), any::<prop::sample::Index>());
     (status(), op, any::<u64>(), lens, any::<u32>()).prop_map(|(status, op, request_id, lens, crc)| {
         let (value_len, value_version, offset, pick) = lens;
@@ -172,6 +180,7 @@ fn response() -> impl Strategy<Value = ResponseHeader> {
             }
             (Status::Ok, Some(Op::Lookup)) => (pick.index(MAX_LOOKUP_KEYS + 1) * LOOKUP_ENTRY_BYTES) as u64,
             (Status::Ok, Some(Op::Stats)) => pick.index(MAX_STATS_BYTES + 1) as u64,
+            (Status::Ok, Some(Op::Challenge | Op::Authenticate)) => TOKEN_BYTES as u64,
             (Status::Ok, _) => 0,
             _ => pick.index(MAX_REASON_BYTES + 1) as u64,
         };
@@ -236,7 +245,7 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_never_panic(bytes in vec(any::<u8>(), 0..600), op in 0u8..8, body_len in any::<u64>()) {
+    fn arbitrary_bytes_never_panic(bytes in vec(any::<u8>(), 0..600), op in 0u8..10, body_len in any::<u64>()) {
         run([&bytes[..]], Limits::default());
         // Behind a header whose checksum holds, so that the body's parser is reached.
         let op = Op::from_wire(op).unwrap_or(Op::Get);
@@ -325,7 +334,7 @@ fn only_error(stream: &[u8]) -> RequestError {
 #[test]
 fn each_field_of_a_request_header_is_judged() {
     let huge = 1u64 << 63;
-    for op in [Op::Get, Op::Lookup, Op::Remove, Op::Ping, Op::Stats] {
+    for op in [Op::Get, Op::Lookup, Op::Remove, Op::Ping, Op::Stats, Op::Challenge, Op::Authenticate] {
         let error = only_error(&request_header(op, huge, |_| {}));
         assert!(matches!(error.error, WireError::BodyLength { got, .. } if got == huge), "{error:?}");
         assert!(error.framing_lost);
@@ -347,7 +356,7 @@ fn each_field_of_a_request_header_is_judged() {
         assert!(matches!(error.error, WireError::Reserved { field: got, .. } if got == field), "{error:?}");
         assert_eq!(error.request_id, 77);
     }
-    for op in [0, 7, 255] {
+    for op in [0, 9, 255] {
         let error = only_error(&request_header(Op::Ping, 0, |b| b[5] = op));
         assert_eq!(error.error, WireError::Op { got: op });
     }
@@ -356,6 +365,44 @@ fn each_field_of_a_request_header_is_judged() {
     let error = only_error(&stream);
     assert!(matches!(error.error, WireError::HeaderChecksum { .. }), "{error:?}");
     assert_eq!((error.request_id, error.op), (0, None));
+}
+
+#[test]
+fn nonces_and_proofs_have_one_length() {
+    for op in [Op::Challenge, Op::Authenticate] {
+        for len in [0, 31, 33, 64] {
+            let error = only_error(&request_header(op, len, |_| {}));
+            assert!(matches!(error.error, WireError::BodyLength { min: 32, max: 32, .. }), "{error:?}");
+            assert!(error.framing_lost);
+            let header = ResponseHeader { body_len: len, ..ResponseHeader::plain(Status::Ok, Some(op), 1) };
+            let mut bytes = [0; RESPONSE_HEADER_BYTES];
+            header.encode_into(&mut bytes);
+            let error = ResponseHeader::decode(&bytes).unwrap_err();
+            assert!(matches!(error, WireError::BodyLength { min: 32, max: 32, .. }), "{error:?}");
+        }
+        let mut bytes = Vec::new();
+        encode_token(&mut bytes, op, 3, &[9; 32]);
+        let header = ResponseHeader::decode(bytes.first_chunk().unwrap()).unwrap();
+        assert_eq!((header.op, header.request_id, header.body_len), (Some(op), 3, 32));
+        assert_eq!(bytes[RESPONSE_HEADER_BYTES..], [9; 32]);
+    }
+}
+
+#[test]
+fn limits_may_change_between_requests() {
+    let mut stream = Vec::new();
+    for id in 0..2 {
+        encode_get(&mut stream, id, b"", b"0123456789", 0, RANGE_TO_END, ANY_VERSION).unwrap();
+    }
+    let mut decoder = RequestDecoder::new(Limits { small_body_bytes_max: 32, ..Limits::default() });
+    let mut first = &stream[..];
+    let error = decoder.next(&mut first).unwrap_err();
+    assert!(matches!(error.error, WireError::BodyLength { got: 38, max: 32, .. }), "{error:?}");
+    let mut decoder = RequestDecoder::new(Limits::default());
+    let mut input = &stream[..];
+    assert!(decoder.next(&mut input).unwrap().is_some());
+    decoder.set_limits(Limits { small_body_bytes_max: 32, ..Limits::default() });
+    assert!(decoder.next(&mut input).is_err());
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Connections: looked after while they are idle, replaced before they are needed, never made in storms; and none of
 //! TCP's traps for small messages.
 
-use hotslice::{Config, Error};
+use hotslice::{Address, Config, Error};
 use hotslice_tests::content::{self, name};
 use hotslice_tests::gauges::{alone, finish};
 use hotslice_tests::origin::{FakeOrigin, Then};
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Looks after idle lanes every 50 ms and gives up on them after 300 ms.
-fn watchful(origin: SocketAddr) -> Config {
+fn watchful(origin: Address) -> Config {
     let mut config = config(8 * MIB, &[origin]);
     (config.keepalive_ms, config.connect_timeout_ms, config.lanes_per_peer) = (50, 300, 1);
     config
@@ -83,7 +83,7 @@ fn a_peer_that_comes_back_is_found_before_anybody_asks() {
     alone(|| {
         let first = FakeOrigin::well_behaved();
         let address = first.address();
-        let cache = open_with(watchful(address));
+        let cache = open_with(watchful(address.clone()));
         cache.get(&name(5000, 0), soon()).unwrap().unwrap();
         drop(first);
         eventually(|| "the loss".to_owned(), || cache.stats().lanes == 0);
@@ -121,7 +121,7 @@ fn a_peer_that_hangs_up_on_everybody_is_not_stormed() {
     alone(|| {
         let accepted = Arc::new(AtomicUsize::new(0));
         let (address, thread) = listener(&accepted);
-        let mut config = config(8 * MIB, &[address]);
+        let mut config = config(8 * MIB, &[address.into()]);
         (config.backoff_min_ms, config.backoff_max_ms) = (10, 100);
         let cache = open_with(config);
         let (started, mut calls) = (Instant::now(), 0u32);

@@ -19,4 +19,5 @@ mod shutdown;
 mod single_flight;
 mod staleness;
 mod stats;
+mod unix;
 mod utilisation;

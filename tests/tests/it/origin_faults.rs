@@ -2,16 +2,15 @@
 //! never the shard, never other keys.
 
 use hotslice::wire::Status;
-use hotslice::{Cache, Config, Deadline, Error};
+use hotslice::{Address, Cache, Config, Deadline, Error};
 use hotslice_tests::content::{self, name};
 use hotslice_tests::gauges::{alone, finish};
 use hotslice_tests::origin::{Ask, DeafPeer, FakeOrigin, Line, Then, closed_port, value_header};
 use hotslice_tests::setup::{MIB, config, open, open_with, soon};
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 /// A configuration that gives up on a silent peer after 300 ms.
-fn hasty(origin: SocketAddr) -> Config {
+fn hasty(origin: Address) -> Config {
     let mut config = config(8 * MIB, &[origin]);
     config.receive_timeout_ms = 300;
     config.connect_timeout_ms = 300;
@@ -62,7 +61,7 @@ fn protocol(error: &Error) -> bool {
 fn nobody_listens() {
     alone(|| {
         let address = closed_port();
-        let cache = open(4 * MIB, address);
+        let cache = open(4 * MIB, &address);
         for _ in 0..3 {
             match cache.get("k", soon()) {
                 Err(Error::PeerUnavailable { peer, reason }) => {
@@ -83,7 +82,7 @@ fn nobody_listens() {
 fn a_peer_that_refuses_is_left_alone_for_a_while_and_then_tried_again() {
     alone(|| {
         let address = closed_port();
-        let mut config = config(4 * MIB, &[address]);
+        let mut config = config(4 * MIB, std::slice::from_ref(&address));
         (config.backoff_min_ms, config.backoff_max_ms) = (1, 50);
         let cache = open_with(config);
         let refused = cache.get("k", soon());
@@ -387,7 +386,7 @@ fn one_dead_peer_of_two_costs_only_its_own_keys() {
     alone(|| {
         let alive = FakeOrigin::well_behaved();
         let dead = closed_port();
-        let cache = open_with(config(8 * MIB, &[alive.address(), dead]));
+        let cache = open_with(config(8 * MIB, &[alive.address(), dead.clone()]));
         let (mut served, mut failed) = (0, 0);
         for i in 0..64 {
             let name = name(1000 + i, i);

@@ -14,7 +14,7 @@ fn the_origin_is_stopped_and_started_again_on_its_port() {
         let first = server(8 * MIB);
         let address = first.addr();
         store(&first, [&old]);
-        let mut config = config(8 * MIB, &[address]);
+        let mut config = config(8 * MIB, std::slice::from_ref(&address));
         (config.backoff_min_ms, config.backoff_max_ms) = (1, 20);
         let cache = open_with(config);
         content::check_lease(old.as_bytes(), 1, 500_000, &cache.get(&old, soon()).unwrap().unwrap());
@@ -25,7 +25,7 @@ fn the_origin_is_stopped_and_started_again_on_its_port() {
         let gone = cache.get(&new, soon());
         assert!(matches!(gone, Err(Error::PeerUnavailable { .. })), "{gone:?}");
 
-        let second = server_at(address, 8 * MIB);
+        let second = server_at(&address, 8 * MIB);
         store(&second, [&new]);
         let started = Instant::now();
         let lease = loop {
@@ -50,10 +50,10 @@ fn a_restart_between_two_reads_costs_nothing_but_a_connection() {
         let address = first.addr();
         let names: Vec<String> = (0..3).map(|i| name(100_000, i)).collect();
         store(&first, &names);
-        let cache = open_with(config(4 * MIB, &[address]));
+        let cache = open_with(config(4 * MIB, std::slice::from_ref(&address)));
         cache.get(&names[0], soon()).unwrap().unwrap();
         first.stop().unwrap();
-        let second = server_at(address, 4 * MIB);
+        let second = server_at(&address, 4 * MIB);
         store(&second, &names);
         // No error in between: whatever is left of the old connection is replaced.
         for name in &names {
@@ -72,10 +72,10 @@ fn other_content_after_a_restart_is_another_version() {
             Then::GoOn
         });
         let address = first.address();
-        let cache = open_with(config(4 * MIB, &[address]));
+        let cache = open_with(config(4 * MIB, std::slice::from_ref(&address)));
         content::check_lease(b"k", 1, 5000, &cache.get("k", soon()).unwrap().unwrap());
         drop(first);
-        let second = FakeOrigin::start_at(address, |ask, line| {
+        let second = FakeOrigin::start_at(&address, |ask, line| {
             line.content(ask, 2, 6000);
             Then::GoOn
         });

@@ -1,5 +1,6 @@
 //! `hotslice put`, `get`, `exists` and `rm`: a plain client of a slice server.
 
+use hotslice::auth::Secret;
 use hotslice::origin::{ClientError, SliceClient};
 use hotslice::wire::Status;
 use indicatif::ProgressBar;
@@ -13,8 +14,8 @@ use std::time::Duration;
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = EXIT_CODES)]
 struct Target {
-    /// The slice server
-    #[arg(long, env = "HOTSLICE_ORIGIN", default_value = "127.0.0.1:7110", value_name = "HOST:PORT")]
+    /// The slice server: host:port or unix:/path
+    #[arg(long, env = "HOTSLICE_ORIGIN", default_value = "127.0.0.1:7110", value_name = "ADDRESS")]
     origin: String,
     /// Namespace of the keys; empty is the default one
     #[arg(long, default_value = "", value_name = "NAME")]
@@ -22,6 +23,9 @@ struct Target {
     /// Give up after this long without progress, in milliseconds
     #[arg(long, default_value_t = 10_000, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=86_400_000))]
     timeout_ms: u64,
+    /// File with the secret that the server demands
+    #[arg(long, env = "HOTSLICE_SECRET_FILE", value_name = "FILE")]
+    secret_file: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -117,8 +121,14 @@ impl Target {
         let [peer] = peers.as_slice() else {
             return Err(Failure::Other(format!("origin is `{}`: one server, not several", self.origin)));
         };
-        SliceClient::connect(*peer, Duration::from_millis(self.timeout_ms))
-            .map_err(|error| Failure::Unreachable(error.to_string()))
+        let other = |error: hotslice::Error| Failure::Other(error.to_string());
+        let secret = self.secret_file.as_deref().map(Secret::read).transpose().map_err(other)?;
+        let mut client = SliceClient::connect(peer, Duration::from_millis(self.timeout_ms))
+            .map_err(|error| Failure::Unreachable(error.to_string()))?;
+        if let Some(secret) = secret {
+            client.authenticate(&secret)?;
+        }
+        Ok(client)
     }
 }
 

@@ -9,10 +9,11 @@ mod ring;
 
 use crate::config::TransportKind;
 use crate::memory::Arena;
-use crate::{Error, Result};
+use crate::{Address, Error, Result};
 use epoll::Epoll;
 use ring::Ring;
 use serde::Serialize;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -169,17 +170,21 @@ impl SocketAddress {
         self.len
     }
 
+    pub(in crate::shard) fn is_tcp(&self) -> bool {
+        self.family() != libc::AF_UNIX
+    }
+
     pub(in crate::shard) fn family(&self) -> libc::c_int {
         libc::c_int::from(self.storage.ss_family)
     }
 }
 
-impl From<std::net::SocketAddr> for SocketAddress {
-    fn from(address: std::net::SocketAddr) -> Self {
+impl From<&Address> for SocketAddress {
+    fn from(address: &Address) -> Self {
         // SAFETY: all-zero bytes are a valid sockaddr_storage.
         let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
         let len = match address {
-            std::net::SocketAddr::V4(v4) => {
+            Address::Tcp(SocketAddr::V4(v4)) => {
                 let place: *mut libc::sockaddr_in = (&raw mut storage).cast();
                 // SAFETY: sockaddr_storage is large enough and aligned for every address family.
                 let place = unsafe { &mut *place };
@@ -188,7 +193,7 @@ impl From<std::net::SocketAddr> for SocketAddress {
                 place.sin_addr.s_addr = u32::from_ne_bytes(v4.ip().octets());
                 size_of::<libc::sockaddr_in>()
             }
-            std::net::SocketAddr::V6(v6) => {
+            Address::Tcp(SocketAddr::V6(v6)) => {
                 let place: *mut libc::sockaddr_in6 = (&raw mut storage).cast();
                 // SAFETY: as above.
                 let place = unsafe { &mut *place };
@@ -198,6 +203,13 @@ impl From<std::net::SocketAddr> for SocketAddress {
                 place.sin6_flowinfo = v6.flowinfo();
                 place.sin6_scope_id = v6.scope_id();
                 size_of::<libc::sockaddr_in6>()
+            }
+            Address::Unix(path) => {
+                let (address, len) = path.kernel_form();
+                let place: *mut libc::sockaddr_un = (&raw mut storage).cast();
+                // SAFETY: as above.
+                unsafe { place.write(address) };
+                len as usize
             }
         };
         Self { storage, len: len as libc::socklen_t }

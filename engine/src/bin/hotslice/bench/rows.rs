@@ -93,7 +93,7 @@ pub fn open_off(args: &BenchArgs, capacity_bytes: u64, origin: SocketAddr) -> Re
 }
 
 fn open_with(mut config: Config, origin: Option<SocketAddr>) -> Result<Cache, String> {
-    config.origin = origin.into_iter().collect();
+    config.origin = origin.into_iter().map(Into::into).collect();
     Cache::open(config).map_err(|e| e.to_string())
 }
 
