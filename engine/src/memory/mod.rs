@@ -31,7 +31,7 @@ mod memlock;
 mod pages;
 mod procfs;
 
-pub use allocator::ExtentAllocator;
+pub use allocator::{BlockState, ExtentAllocator};
 pub use arena::{Arena, ArenaReport, Block};
 pub use config::{ArenaConfig, LockPolicy, MAX_BLOCK_BYTES, MIN_BLOCK_BYTES, PageKind, PagePolicy};
 pub use error::MemoryError;
