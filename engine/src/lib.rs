@@ -51,6 +51,7 @@ not_in_models! {
     pub mod wire;
 
     pub use cache::{BatchFuture, Cache, GetFuture, Invalidate, PutFuture, Read, ReadRange, ReadScatter};
+    pub use cache::{Resized, ShardResized};
     pub use cache::{Completion, CompletionQueue, OperationId, Outcome, Target};
     pub use config::{Admission, Config, TransportKind};
     pub use deadline::Deadline;

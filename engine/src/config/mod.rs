@@ -95,6 +95,10 @@ impl std::str::FromStr for TransportKind {
 pub struct Config {
     /// Bytes of all arenas together. Rounded down to whole blocks per shard; at least one block per shard.
     pub capacity_bytes: u64,
+    /// Most bytes that [`Cache::resize`](crate::Cache::resize) may grow the arenas to; 0 (default):
+    /// `capacity_bytes`. Tables and bookkeeping are sized for it at start (about 0.3 % of it, and the slots); memory
+    /// is mapped only for what the capacity is.
+    pub capacity_max_bytes: u64,
     /// Bytes of one block: a power of two, a multiple of the hugepage, 2 MiB to 1 GiB (64 KiB to 1 GiB with
     /// `pages = off`). Default 16 MiB.
     pub block_bytes: u64,
@@ -154,6 +158,7 @@ impl Config {
     pub fn new(capacity_bytes: u64) -> Self {
         Self {
             capacity_bytes,
+            capacity_max_bytes: 0,
             block_bytes: 16 << 20,
             pages: PagePolicy::Preferred,
             lock: LockPolicy::Preferred,
@@ -218,18 +223,48 @@ impl Config {
                 format!("empty, or one core for each of the {} shards", self.shards),
             ));
         }
-        if self.shard_bytes() < self.block_bytes {
+        if self.capacity_max_bytes != 0 && self.capacity_max_bytes < self.capacity_bytes {
+            return Err(config_error(
+                "capacity_max_bytes",
+                format_bytes(self.capacity_max_bytes),
+                format!("0, or at least capacity_bytes, which is {}", format_bytes(self.capacity_bytes)),
+            ));
+        }
+        self.shard_blocks(self.capacity_bytes).map(drop)
+    }
+
+    /// Blocks of each shard if the cache has `capacity_bytes`.
+    pub(crate) fn shard_blocks(&self, capacity_bytes: u64) -> Result<u64> {
+        let most = self.capacity_bytes_max();
+        if capacity_bytes > most {
             return Err(config_error(
                 "capacity_bytes",
-                format_bytes(self.capacity_bytes),
+                format_bytes(capacity_bytes),
+                format!("at most capacity_max_bytes, which is {} and cannot be changed", format_bytes(most)),
+            ));
+        }
+        match capacity_bytes / self.shards.max(1) as u64 / self.block_bytes.max(1) {
+            0 => Err(config_error(
+                "capacity_bytes",
+                format_bytes(capacity_bytes),
                 format!(
                     "at least one block of {} for each of {} shards",
                     format_bytes(self.block_bytes),
                     self.shards
                 ),
-            ));
+            )),
+            blocks => Ok(blocks),
         }
-        Ok(())
+    }
+
+    /// Most bytes that the arenas may ever have.
+    pub(crate) fn capacity_bytes_max(&self) -> u64 {
+        self.capacity_max_bytes.max(self.capacity_bytes)
+    }
+
+    /// Most bytes of one shard's arena before rounding down to whole blocks.
+    pub(crate) fn shard_bytes_max(&self) -> u64 {
+        self.capacity_bytes_max() / self.shards.max(1) as u64
     }
 
     /// Bytes of one shard's arena before rounding down to whole blocks.

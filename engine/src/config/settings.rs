@@ -32,6 +32,8 @@ const RUNGS: &str = "required, preferred or off";
 settings! {
     "capacity_bytes", "HOTSLICE_CAPACITY_BYTES",
         |c, n, v| set(&mut c.capacity_bytes, parse_bytes(n, v)), |c| format_bytes(c.capacity_bytes);
+    "capacity_max_bytes", "HOTSLICE_CAPACITY_MAX_BYTES",
+        |c, n, v| set(&mut c.capacity_max_bytes, parse_bytes(n, v)), |c| format_bytes(c.capacity_max_bytes);
     "block_bytes", "HOTSLICE_BLOCK_BYTES",
         |c, n, v| set(&mut c.block_bytes, parse_bytes(n, v)), |c| format_bytes(c.block_bytes);
     "pages", "HOTSLICE_PAGES",

@@ -257,7 +257,13 @@ impl ExtentAllocator {
         self.fragments -= 1;
     }
 
-    fn block_of(&self, extent: Extent) -> usize {
+    /// Granules per block.
+    pub fn granules_per_block(&self) -> u32 {
+        self.granules_per_block
+    }
+
+    /// Number of the block an extent lies in.
+    pub fn block_of(&self, extent: Extent) -> usize {
         (extent.start / self.granules_per_block) as usize
     }
 

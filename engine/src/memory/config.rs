@@ -103,6 +103,8 @@ impl fmt::Display for PageKind {
 pub struct ArenaConfig {
     /// Most bytes the arena may take. Whole blocks are mapped; what is left over is reported as remainder.
     pub capacity_bytes: usize,
+    /// Most bytes that it may be grown to later; 0: `capacity_bytes`. Only bookkeeping is sized for it.
+    pub capacity_max_bytes: usize,
     /// Bytes per block: a power of two from 2 MiB (64 KiB if `pages` is off, one hugepage if it is
     /// required) to 1 GiB.
     pub block_bytes: usize,
@@ -132,20 +134,29 @@ impl ArenaConfig {
                 ),
             });
         }
-        let blocks = self.capacity_bytes / self.block_bytes;
+        self.blocks_of("capacity_bytes", self.capacity_bytes, 1)
+    }
+
+    /// Most blocks that there can be later, at least `block_count`.
+    pub(super) fn block_count_max(&self, block_count: usize) -> Result<usize, MemoryError> {
+        match self.capacity_max_bytes {
+            0 => Ok(block_count),
+            bytes => self.blocks_of("capacity_max_bytes", bytes, block_count),
+        }
+    }
+
+    fn blocks_of(&self, setting: &'static str, bytes: usize, least: usize) -> Result<usize, MemoryError> {
+        let blocks = bytes / self.block_bytes;
         // Granule numbers are 32 bits wide, and u32::MAX means "none" in the allocator.
         let max_blocks = (u32::MAX as usize) / (self.block_bytes / GRANULE_BYTES);
-        if blocks == 0 || blocks > max_blocks {
-            return Err(MemoryError::Config {
-                setting: "capacity_bytes",
-                value: self.capacity_bytes.to_string(),
-                allowed: format!(
-                    "an arena holds 1 to {max_blocks} blocks of {} bytes (block_bytes)",
-                    self.block_bytes
-                ),
-            });
+        if (least..=max_blocks).contains(&blocks) {
+            return Ok(blocks);
         }
-        Ok(blocks)
+        Err(MemoryError::Config {
+            setting,
+            value: bytes.to_string(),
+            allowed: format!("an arena holds {least} to {max_blocks} blocks of {} bytes (block_bytes)", self.block_bytes),
+        })
     }
 }
 
@@ -154,7 +165,7 @@ mod tests {
     use super::*;
 
     fn config(capacity_bytes: usize, block_bytes: usize, pages: PagePolicy) -> ArenaConfig {
-        ArenaConfig { capacity_bytes, block_bytes, pages, lock: LockPolicy::Off }
+        ArenaConfig { capacity_bytes, capacity_max_bytes: 0, block_bytes, pages, lock: LockPolicy::Off }
     }
 
     #[test]

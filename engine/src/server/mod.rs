@@ -83,6 +83,7 @@ impl Server {
         let first_epoch = store::random_epoch()?;
         let arena = Arena::map(&ArenaConfig {
             capacity_bytes: config.capacity_bytes,
+            capacity_max_bytes: 0,
             block_bytes: config.block_bytes,
             pages: config.pages,
             lock: config.lock,
@@ -96,7 +97,7 @@ impl Server {
     }
 
     /// What memory was obtained.
-    pub fn memory_report(&self) -> &ArenaReport {
+    pub fn memory_report(&self) -> ArenaReport {
         self.arena.report()
     }
 

@@ -10,6 +10,7 @@
 //! | `value` | published values and leases |
 //! | `store` | slots, extents and eviction kept in step; no I/O |
 //! | `fills` | single flight; no I/O |
+//! | `resize` | blocks mapped and unmapped while the shard works |
 //! | `peers` | choice of the peer, back-off; no I/O |
 //! | `lane` | one connection and the buffers that the kernel may touch |
 //! | `ring` | io_uring, the only file that names it |
@@ -22,6 +23,7 @@ mod fills;
 mod lane;
 mod peers;
 mod reactor;
+mod resize;
 pub(crate) mod request;
 pub(crate) mod shared;
 mod store;
@@ -168,6 +170,8 @@ fn set_up(
     let arena = Arena::map(&ArenaConfig {
         capacity_bytes: usize::try_from(config.shard_bytes())
             .map_err(|_| failed("capacity exceeds the address space".to_owned()))?,
+        capacity_max_bytes: usize::try_from(config.shard_bytes_max())
+            .map_err(|_| failed("capacity exceeds the address space".to_owned()))?,
         block_bytes: usize::try_from(config.block_bytes)
             .map_err(|_| failed("block size exceeds the address space".to_owned()))?,
         pages: config.pages,
@@ -190,15 +194,20 @@ fn set_up(
             tracing::warn!(shard = index, "blocks are not registered with the ring: {reason}");
         }
     }
-    let slots = config.shard_slots(arena.bytes() as u64);
+    // For as many values as the arena can ever hold: tables do not grow.
+    let slots = config.shard_slots((arena.block_count_max() * arena.block_bytes()) as u64);
     let bell = Arc::new(Bell::new()?);
     let wake = bell.clone();
     let (table, writer) = Table::new(slots, Box::new(move || wake.nudge()));
-    let extents = ExtentAllocator::new(arena.block_count() as u32, arena.granules_per_block());
+    let extents = ExtentAllocator::with_room(
+        arena.block_count() as u32,
+        arena.block_count_max() as u32,
+        arena.granules_per_block(),
+    );
     let policy = policy::build(config.policy, slots, u64::from(extents.total_granules()));
     let report = ShardReport {
         core,
-        arena: arena.report().clone(),
+        arena: arena.report(),
         transport: transport.report().clone(),
         slots,
         table_bytes: Table::<value::Value>::bytes_for(slots),

@@ -5,6 +5,7 @@ use super::absent::Absent;
 use super::fills::{Fill, FillId, Fills, Stage};
 use super::lane::Lane;
 use super::peers::{self, Peer};
+use super::resize::Resizing;
 use super::request::{Answer, Fetch, Request, Reservation, Scope, Waiter};
 use super::transport::Transport;
 use super::shared::Shared;
@@ -41,6 +42,7 @@ pub(super) struct Reactor {
     pub(super) lanes: HashMap<u64, Lane>,
     pub(super) starving: VecDeque<Starving>,
     pub(super) last_lane: u64,
+    pub(super) resizing: Resizing,
     /// Deadlines of fills, earliest first. Outdated entries are skipped when they come up.
     deadlines: BinaryHeap<Reverse<(Instant, FillId)>>,
     /// Peers with queued fills that were not yet looked at.
@@ -67,6 +69,7 @@ impl Reactor {
             lanes: HashMap::new(),
             starving: VecDeque::new(),
             last_lane: 0,
+            resizing: Resizing::default(),
             deadlines: BinaryHeap::new(),
             pending_peers: Vec::new(),
             bell_armed: false,
@@ -88,6 +91,7 @@ impl Reactor {
             self.shared.bell.doorbell().take_nudge();
             // Also when nobody wants room: the gauges tell what is in use.
             self.store.reclaim(&self.shared.counters);
+            self.go_on_resizing();
             self.feed_starving();
             for peer in std::mem::take(&mut self.pending_peers) {
                 self.dispatch(peer);
@@ -162,6 +166,7 @@ impl Reactor {
                 }
                 Request::Commit { reservation, crc32c, waiter } => self.commit(reservation, crc32c, waiter),
                 Request::Invalidate { scope, waiter } => self.invalidate(&scope, waiter),
+                Request::Resize { blocks, waiter } => self.resize(blocks, waiter),
                 Request::Shutdown => self.stop(),
             }
         }
@@ -415,6 +420,7 @@ impl Reactor {
     fn stop(&mut self) {
         self.stopping = true;
         self.shared.close();
+        self.resizing = Resizing::default();
         self.starving.clear();
         let ids: Vec<FillId> = self.fills.iter().map(|(id, _)| id).collect();
         for id in ids {
@@ -431,6 +437,7 @@ impl Reactor {
 
     /// After a panic: answers everybody, and touches nothing that the kernel may own.
     pub(super) fn abandon(&mut self) {
+        self.resizing = Resizing::default();
         self.starving.clear();
         self.fills = Fills::default();
     }

@@ -11,6 +11,7 @@ mod origin_faults;
 mod origin_lies;
 mod process;
 mod queue;
+mod resize;
 mod restart;
 mod roundtrip;
 mod shards;

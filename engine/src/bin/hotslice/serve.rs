@@ -61,11 +61,11 @@ pub struct ServeArgs {
 
 /// What a parent process reads from the first line with `--json`.
 #[derive(serde::Serialize)]
-struct Ready<'a> {
+struct Ready {
     listening: SocketAddr,
     pid: u32,
     writable: bool,
-    memory: &'a ArenaReport,
+    memory: ArenaReport,
 }
 
 /// Runs the server until SIGINT or SIGTERM; a second one ends the process at once. Exits with 0 after
