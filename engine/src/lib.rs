@@ -19,6 +19,7 @@
 //! | [`table`] | slots, lookup, pins: the loom-checked core | sockets, memory, keys' meaning |
 //! | [`policy`] | eviction order: S3-FIFO and CLOCK | everything but slot numbers and sizes |
 //! | [`memory`] | page ladder, blocks, extents, fast copies | keys |
+//! | [`machine`] | cores, NUMA nodes and limits that this process was given | what they are used for |
 
 // Built for loom too: what is model-checked. See `scripts/loom`.
 pub(crate) mod call;
@@ -38,6 +39,7 @@ not_in_models! {
     pub mod error;
     mod fork;
     pub mod key;
+    pub mod machine;
     pub mod memory;
     mod namespace;
     pub mod origin;

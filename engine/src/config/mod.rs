@@ -13,7 +13,7 @@ mod tests;
 pub use load::{Loaded, SettingValue, Source};
 pub use settings::parse_peers;
 
-use crate::memory::{LockPolicy, PagePolicy};
+use crate::memory::{LockPolicy, NumaPolicy, PagePolicy};
 use crate::policy::PolicyKind;
 use crate::size::format_bytes;
 use crate::{Error, Result};
@@ -110,10 +110,13 @@ pub struct Config {
     pub register: LockPolicy,
     /// What shards move bytes with. Default `auto`: io_uring, else epoll.
     pub transport: TransportKind,
+    /// Whether an arena's memory is asked for on the NUMA node of its shard's core. Default `local`: it is, where
+    /// there is more than one node, and a refusal is a warning.
+    pub numa: NumaPolicy,
     /// Number of shards (threads), 1 to 256. Default 1.
     pub shards: usize,
-    /// Cores to pin the shards to, one per shard; empty pins shard `i` to the `i`-th core that the process
-    /// may run on, if it may run on at least that many and more than one.
+    /// Cores to pin the shards to, one per shard; empty takes them from those that the process may run on, from
+    /// each NUMA node in turn, if there are at least that many. A process that may run on one core pins nothing.
     pub cores: Vec<usize>,
     /// Eviction policy. Default `s3fifo`.
     pub policy: PolicyKind,
@@ -149,7 +152,7 @@ pub struct Config {
     /// Calls that may wait in one shard's request ring, 2 to 65536. Default 1024.
     pub request_ring: usize,
     /// Microseconds that an idle shard polls before it sleeps. Default 0: polling steals time from callers
-    /// where cores are few.
+    /// where cores are few. Taken for 0, with a warning, where the process may run on one core only.
     pub spin_us: u64,
 }
 
@@ -163,6 +166,7 @@ impl Config {
             pages: PagePolicy::Preferred,
             lock: LockPolicy::Preferred,
             register: LockPolicy::Preferred,
+            numa: NumaPolicy::Local,
             shards: 1,
             cores: Vec::new(),
             transport: TransportKind::Auto,

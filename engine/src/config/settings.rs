@@ -42,6 +42,8 @@ settings! {
         |c, n, v| set(&mut c.lock, word(n, v, RUNGS)), |c| c.lock.to_string();
     "register", "HOTSLICE_REGISTER",
         |c, n, v| set(&mut c.register, word(n, v, RUNGS)), |c| c.register.to_string();
+    "numa", "HOTSLICE_NUMA",
+        |c, n, v| set(&mut c.numa, word(n, v, "local or off")), |c| c.numa.to_string();
     "shards", "HOTSLICE_SHARDS",
         |c, n, v| set(&mut c.shards, word(n, v, "1 to 256")), |c| c.shards.to_string();
     "cores", "HOTSLICE_CORES",

@@ -28,6 +28,7 @@ fn every_variable_is_read() {
         ("HOTSLICE_PAGES", "off"),
         ("HOTSLICE_LOCK", "required"),
         ("HOTSLICE_REGISTER", "off"),
+        ("HOTSLICE_NUMA", "off"),
         ("HOTSLICE_SHARDS", "2"),
         ("HOTSLICE_CORES", "0, 1"),
         ("HOTSLICE_POLICY", "lru"),
@@ -48,7 +49,7 @@ fn every_variable_is_read() {
     .unwrap()
     .unwrap();
     assert_eq!((c.capacity_bytes, c.block_bytes, c.shards), (1 << 30, 32 << 20, 2));
-    assert_eq!(c.capacity_max_bytes, 2 << 30);
+    assert_eq!((c.capacity_max_bytes, c.numa), (2 << 30, crate::memory::NumaPolicy::Off));
     assert_eq!((c.cores.as_slice(), c.entries_max, c.origin.len()), (&[0, 1][..], 1000, 2));
     assert_eq!((c.lanes_per_peer, c.lane_depth, c.receive_bytes), (3, 4, 2 << 20));
     assert_eq!((c.connect_timeout_ms, c.receive_timeout_ms, c.fill_timeout_ms), (1, 2, 3));
@@ -65,6 +66,7 @@ fn errors_name_setting_value_and_what_is_allowed() {
         ("HOTSLICE_CAPACITY_BYTES", "garbage"),
         ("HOTSLICE_CAPACITY_BYTES", "1MiB"),
         ("HOTSLICE_CAPACITY_MAX_BYTES", "63MiB"),
+        ("HOTSLICE_NUMA", "remote"),
         ("HOTSLICE_SHARDS", "0"),
         ("HOTSLICE_SHARDS", "1x"),
         ("HOTSLICE_PAGES", "maybe"),

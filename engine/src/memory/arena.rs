@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::mapper::{Mapped, Mapper, micros};
+use super::mapper::{Mapped, Mapper, micros, sum_by_node};
 use super::{ArenaConfig, Extent, GRANULE_BYTES, LockPolicy, MemoryError, PageKind, hugepage_pool, pages, procfs};
 
 /// One pinned block of an arena, as it was obtained.
@@ -82,6 +82,10 @@ pub struct ArenaReport {
     pub locked_bytes: usize,
     /// Why some bytes are not locked; `None` if all are.
     pub not_locked: Option<String>,
+    /// NUMA node of the core that works with it, if it is known.
+    pub node: Option<u32>,
+    /// Bytes on each NUMA node, as the kernel tells (by one page in every 64 KiB); empty if it does not.
+    pub bytes_by_node: BTreeMap<u32, usize>,
     /// Microseconds spent on populating and locking at start, out of `ready_us`.
     pub populate_us: u64,
     /// Microseconds from the start of mapping until the arena was ready.
@@ -142,6 +146,7 @@ impl Arena {
                     hugetlb_page_bytes,
                     transparent_page_bytes: procfs::thp_page_bytes(),
                     base_page_bytes: pages::base_page_bytes(),
+                    node: config.node,
                     not_locked: (config.lock == LockPolicy::Off).then(|| "setting `lock` is off".to_owned()),
                     ..ArenaReport::default()
                 },
@@ -299,6 +304,7 @@ impl Arena {
             }
             report.locked_bytes += if block.locked { block.bytes } else { 0 };
         }
+        report.bytes_by_node = sum_by_node(keeper.blocks.values().map(|mapped| &mapped.by_node));
         report.base_bytes = report.arena_bytes - report.hugetlb_bytes - report.transparent_bytes;
         if report.locked_bytes == report.arena_bytes {
             report.not_locked = None;

@@ -10,13 +10,14 @@ use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::*;
-use crate::memory::{HugepagePool, PagePolicy, ThpMode, memlock_limit, thp_mode};
+use crate::memory::{HugepagePool, NumaPolicy, PagePolicy, ThpMode, memlock_limit, thp_mode};
 
 const MIB: usize = 1 << 20;
 const ALONE: &str = "HOTSLICE_TEST_ALONE";
 
 fn config(capacity_bytes: usize, block_bytes: usize, pages: PagePolicy, lock: LockPolicy) -> ArenaConfig {
-    ArenaConfig { capacity_bytes, capacity_max_bytes: 0, block_bytes, pages, lock }
+    let (numa, node) = (NumaPolicy::Local, Some(0));
+    ArenaConfig { capacity_bytes, capacity_max_bytes: 0, block_bytes, pages, lock, numa, node }
 }
 
 /// Runs `body` in a process of its own: this test again, `test` being its name in this file. With
@@ -124,6 +125,8 @@ fn check_report(arena: &Arena) {
         "{report:?}"
     );
     assert_eq!(report.arena_bytes, arena.bytes());
+    let on_nodes: usize = report.bytes_by_node.values().sum();
+    assert!(on_nodes == arena.bytes() || on_nodes == 0, "{report:?}");
     assert_eq!(report.block_count, arena.block_count());
     let locked: usize = arena.blocks().iter().filter(|block| block.is_locked()).map(Block::bytes).sum();
     assert_eq!(report.locked_bytes, locked);
@@ -386,6 +389,21 @@ fn extents_map_to_addresses_inside_their_block() {
         let extent = Extent { start: outside.0, len: outside.1 };
         let asked = std::panic::catch_unwind(|| arena.ptr(extent));
         assert!(asked.is_err(), "{extent:?} was accepted");
+    }
+}
+
+#[test]
+fn on_a_machine_with_one_node_all_memory_is_there() {
+    if super::super::mapper::machine_nodes() > 1 {
+        return eprintln!("skipped: there is more than one node");
+    }
+    for pages in [PagePolicy::Off, PagePolicy::Preferred] {
+        let report = Arena::map(&config(8 * MIB, 2 * MIB, pages, LockPolicy::Off)).unwrap().report();
+        if report.bytes_by_node.is_empty() {
+            return eprintln!("skipped: the kernel does not say where memory is");
+        }
+        assert_eq!(report.bytes_by_node, BTreeMap::from([(0, 8 * MIB)]));
+        assert!(!report.warnings.iter().any(|warning| warning.contains("NUMA")), "{report:?}");
     }
 }
 

@@ -42,6 +42,42 @@ pub enum LockPolicy {
     Off,
 }
 
+/// Whether an arena's memory is to lie on the NUMA node of its shard's core.
+#[derive(Copy, Clone, Eq, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NumaPolicy {
+    /// It is asked for there, where there is more than one node; a refusal is a warning.
+    #[default]
+    Local,
+    /// Nothing is asked for: the process's memory policy decides, usually by the first touch, which is the shard's.
+    Off,
+}
+
+impl fmt::Display for NumaPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Local => "local",
+            Self::Off => "off",
+        })
+    }
+}
+
+impl FromStr for NumaPolicy {
+    type Err = MemoryError;
+
+    fn from_str(text: &str) -> Result<Self, MemoryError> {
+        match text {
+            "local" => Ok(Self::Local),
+            "off" => Ok(Self::Off),
+            _ => Err(MemoryError::Config {
+                setting: "numa",
+                value: format!("`{}`", text.escape_debug()),
+                allowed: "allowed are local and off".into(),
+            }),
+        }
+    }
+}
+
 /// What a block is really made of.
 #[derive(Copy, Clone, Eq, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -112,6 +148,10 @@ pub struct ArenaConfig {
     pub pages: PagePolicy,
     /// Whether it must be locked.
     pub lock: LockPolicy,
+    /// Whether its memory is asked for on `node`.
+    pub numa: NumaPolicy,
+    /// NUMA node of the core that works with it, if it is known.
+    pub node: Option<u32>,
 }
 
 impl ArenaConfig {
@@ -165,7 +205,7 @@ mod tests {
     use super::*;
 
     fn config(capacity_bytes: usize, block_bytes: usize, pages: PagePolicy) -> ArenaConfig {
-        ArenaConfig { capacity_bytes, capacity_max_bytes: 0, block_bytes, pages, lock: LockPolicy::Off }
+        ArenaConfig { capacity_bytes, capacity_max_bytes: 0, block_bytes, pages, lock: LockPolicy::Off, numa: NumaPolicy::Off, node: None }
     }
 
     #[test]

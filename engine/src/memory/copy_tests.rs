@@ -118,6 +118,8 @@ fn print_copy_table() {
         block_bytes: span,
         pages: PagePolicy::Preferred,
         lock: LockPolicy::Off,
+        numa: crate::memory::NumaPolicy::Off,
+        node: None,
     };
     let (source, target) = (Arena::map(&config).unwrap(), Arena::map(&config).unwrap());
     println!("pages: {}, {}", source.block(0).unwrap().kind(), target.block(0).unwrap().kind());

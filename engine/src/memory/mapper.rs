@@ -3,15 +3,18 @@
 //! Knows nothing of numbers and addresses of other blocks: an arena says how many it will ask for, so that what
 //! cannot fit is refused before it is touched. Never falls back silently: it collects warnings.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
+
+use crate::machine::Machine;
 
 use super::arena::Block;
 use super::error::{errno_text, lock_advice};
 use super::pages::Mapping;
 use super::procfs::{self, HugepagePool, ThpMode};
 use super::{
-    ArenaConfig, ArenaReport, LockPolicy, MemoryError, PageKind, PagePolicy, hugepage_pool, memlock,
-    memlock_limit, thp_mode,
+    ArenaConfig, ArenaReport, LockPolicy, MemoryError, NumaPolicy, PageKind, PagePolicy, hugepage_pool, memlock,
+    memlock_limit, numa, thp_mode,
 };
 
 /// Bytes of ordinary memory mapped between two looks at how much there is.
@@ -23,6 +26,8 @@ pub(super) struct Mapped {
     kind: PageKind,
     huge_bytes: usize,
     locked: bool,
+    /// Bytes on each NUMA node, as the kernel told.
+    pub(super) by_node: BTreeMap<u32, usize>,
     /// smaps was not asked yet what it is made of.
     fresh: bool,
 }
@@ -60,8 +65,12 @@ pub struct Mapper {
     other_bytes: usize,
     /// Explicit hugepages are still worth asking for: none was refused yet.
     try_hugetlb: bool,
+    /// Hugepages that a control group leaves; no more are asked for.
+    hugetlb_left_bytes: Option<u64>,
     /// Locking is still worth trying: none was refused yet.
     try_lock: bool,
+    /// Node to ask for; `None` where there is nothing to ask.
+    try_node: Option<u32>,
     /// Ordinary memory mapped since the last look at how much there is.
     unchecked_bytes: usize,
     not_locked: Option<String>,
@@ -86,7 +95,10 @@ impl Mapper {
             hugetlb_blocks: 0,
             other_bytes,
             try_hugetlb: config.pages != PagePolicy::Off,
+            hugetlb_left_bytes: None,
             try_lock: config.lock != LockPolicy::Off,
+            // With one node there is nothing to choose.
+            try_node: config.node.filter(|_| config.numa == NumaPolicy::Local && machine_nodes() > 1),
             unchecked_bytes: MEMORY_CHECK_BYTES,
             not_locked: None,
             warnings: Vec::new(),
@@ -96,6 +108,9 @@ impl Mapper {
 
     /// Maps, locks and populates one block.
     pub(super) fn map(&mut self) -> Result<Mapped, MemoryError> {
+        if self.done == 0 && self.try_hugetlb {
+            self.check_hugetlb_limit()?;
+        }
         let (mapping, locked) = match self.hugetlb_block() {
             Some(Ok(mapping)) => (mapping, true),
             Some(Err(errno)) if self.config.pages == PagePolicy::Required => {
@@ -114,14 +129,34 @@ impl Mapper {
         self.done += 1;
         self.hugetlb_blocks += usize::from(hugetlb);
         let huge_bytes = if hugetlb { mapping.bytes() } else { 0 };
-        Ok(Mapped { mapping, kind, huge_bytes, locked, fresh: true })
+        Ok(Mapped { mapping, kind, huge_bytes, locked, by_node: BTreeMap::new(), fresh: true })
+    }
+
+    /// A control group's limit on hugepages shows only when pages are touched, and then costs all that was touched
+    /// before; so it is looked at first.
+    fn check_hugetlb_limit(&mut self) -> Result<(), MemoryError> {
+        let needed_bytes = (self.block_count * self.config.block_bytes) as u64;
+        let limit = Machine::here().group_hugetlb(self.hugetlb_page_bytes);
+        let Some(limit) = limit.filter(|limit| limit.available_bytes < needed_bytes) else { return Ok(()) };
+        let (available_bytes, limit) = (limit.available_bytes, format!("what is left below {}", limit.file));
+        if self.config.pages == PagePolicy::Required {
+            return Err(MemoryError::NotEnoughMemory { needed_bytes, available_bytes, limit });
+        }
+        self.warnings.push(format!(
+            "{needed_bytes} bytes of explicit hugepages are wanted, {limit} is {available_bytes} bytes: the rest \
+             comes from other pages; raise the limit"
+        ));
+        self.hugetlb_left_bytes = Some(available_bytes);
+        Ok(())
     }
 
     /// The first rung; `None` if it is not to be tried.
     fn hugetlb_block(&mut self) -> Option<Result<Mapping, i32>> {
-        if !self.try_hugetlb {
+        let block_bytes = self.config.block_bytes as u64;
+        if !self.try_hugetlb || self.hugetlb_left_bytes.is_some_and(|left| left < block_bytes) {
             return None;
         }
+        self.hugetlb_left_bytes = self.hugetlb_left_bytes.map(|left| left - block_bytes);
         let mapping = Mapping::hugetlb(self.config.block_bytes, self.hugetlb_page_bytes);
         // The pool's pages are reserved by now, but a control group may still refuse them. MADV_DONTFORK is
         // part of the rung: a kernel that will not do it for hugetlb may do it for ordinary memory.
@@ -129,6 +164,7 @@ impl Mapper {
             if let Err(MemoryError::Advise { errno, .. }) = mapping.keep_private() {
                 return Err(errno);
             }
+            self.ask_for_node(&mapping);
             self.timed_populate(&mapping)?;
             Ok(mapping)
         }))
@@ -145,6 +181,8 @@ impl Mapper {
         let mapping = Mapping::anonymous(bytes, align_bytes)?;
         mapping.keep_private()?;
         mapping.want_transparent(transparent);
+        // Before the lock, which touches.
+        self.ask_for_node(&mapping);
         // The lock comes first: a limit that is too small shows before anything is zeroed, and pages that are
         // born locked need no second walk over them (about 150 ms per GiB of base pages).
         let locked = self.lock(&mapping)?;
@@ -165,6 +203,20 @@ impl Mapper {
                 Err(MemoryError::NotEnoughMemory { needed_bytes, available_bytes, limit })
             }
             _ => Ok(()),
+        }
+    }
+
+    /// Asks for the node before anything is touched. A refusal is a warning, once: the first touch, by a thread on
+    /// that node, usually does the same.
+    fn ask_for_node(&mut self, mapping: &Mapping) {
+        let Some(node) = self.try_node else { return };
+        if let Err(errno) = numa::prefer(mapping.base(), mapping.bytes(), node) {
+            self.try_node = None;
+            self.warnings.push(format!(
+                "memory cannot be asked for on NUMA node {node} (mbind: {}): the first touch decides; in a \
+                 container allow mbind in the seccomp profile, or set `numa` to off",
+                errno_text(errno)
+            ));
         }
     }
 
@@ -206,6 +258,7 @@ impl Mapper {
     ) -> (Vec<String>, Option<String>) {
         let mut fresh: Vec<&mut Mapped> = blocks.filter(|mapped| mapped.fresh).collect();
         self.look_into_smaps(&mut fresh);
+        self.look_for_nodes(&mut fresh);
         fresh.into_iter().for_each(|mapped| mapped.fresh = false);
         (self.warnings, self.not_locked)
     }
@@ -239,6 +292,18 @@ impl Mapper {
             };
             self.warnings.push(format!("{base_bytes} bytes are on base pages: {reason}"));
         }
+    }
+
+    /// Asks the kernel on which nodes the memory lies.
+    fn look_for_nodes(&mut self, fresh: &mut [&mut Mapped]) {
+        let ranges: Vec<(usize, usize)> = fresh.iter().map(|mapped| mapped.address_range()).collect();
+        let explicit = fresh.iter().all(|mapped| mapped.is_hugetlb());
+        let page_bytes = if explicit { self.hugetlb_page_bytes } else { 0 };
+        for (mapped, by_node) in fresh.iter_mut().zip(numa::bytes_by_node(&ranges, page_bytes)) {
+            mapped.by_node = by_node;
+        }
+        let by_node = sum_by_node(fresh.iter().map(|mapped| &mapped.by_node));
+        self.warnings.extend(self.config.node.and_then(|node| elsewhere(node, &by_node)));
     }
 
     fn hugepages_missing(&self, errno: i32) -> MemoryError {
@@ -284,6 +349,53 @@ impl std::fmt::Debug for Mapper {
     }
 }
 
+/// Bytes on each node, over several blocks.
+pub(super) fn sum_by_node<'a>(blocks: impl Iterator<Item = &'a BTreeMap<u32, usize>>) -> BTreeMap<u32, usize> {
+    let mut sum = BTreeMap::new();
+    for (&node, &bytes) in blocks.flatten() {
+        *sum.entry(node).or_insert(0) += bytes;
+    }
+    sum
+}
+
+/// The warning that memory lies on other nodes than its shard's core does.
+fn elsewhere(node: u32, by_node: &BTreeMap<u32, usize>) -> Option<String> {
+    let others: Vec<String> = by_node
+        .iter()
+        .filter(|&(&other, &bytes)| other != node && bytes > 0)
+        .map(|(other, bytes)| format!("{bytes} bytes on node {other}"))
+        .collect();
+    (!others.is_empty()).then(|| {
+        format!(
+            "the shard's core is on NUMA node {node}, but of its memory are {}: node {node} had no more free memory \
+             or hugepages (/sys/devices/system/node/node{node}/hugepages), or `numactl` or a cpuset says otherwise",
+            others.join(", ")
+        )
+    })
+}
+
+/// Number of NUMA nodes; 1 if the kernel does not say. Blocking: reads a few files in `/sys`.
+pub(super) fn machine_nodes() -> usize {
+    Machine::here().topology().nodes().len().max(1)
+}
+
 pub(super) fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_on_another_node_is_a_warning_that_says_how_much() {
+        let blocks = [BTreeMap::from([(0, 5), (1, 7)]), BTreeMap::from([(1, 3)]), BTreeMap::new()];
+        let by_node = sum_by_node(blocks.iter());
+        assert_eq!(by_node, BTreeMap::from([(0, 5), (1, 10)]));
+        let warning = elsewhere(0, &by_node).unwrap();
+        assert!(warning.contains("on NUMA node 0") && warning.contains("10 bytes on node 1"), "{warning}");
+        assert!(!warning.contains("5 bytes"), "{warning}");
+        assert_eq!(elsewhere(0, &BTreeMap::from([(0, 5)])), None);
+        assert_eq!(elsewhere(3, &BTreeMap::new()), None, "the kernel did not say");
+    }
 }

@@ -15,6 +15,7 @@
 //! | `arena.rs` | the blocks of one shard, added and taken out, and the report on them |
 //! | `mapper.rs` | blocks mapped down the ladder, and warnings |
 //! | `pages.rs` | one block's mapping: a rung of the ladder, populated |
+//! | `numa.rs` | nodes: asked for, and read back |
 //! | `memlock.rs` | `mlock` and RLIMIT_MEMLOCK |
 //! | `procfs.rs` | what the kernel says: hugepage pool, THP, smaps, free memory |
 //! | `extents.rs` | [`Extent`] and the small list of them |
@@ -30,12 +31,13 @@ mod error;
 mod extents;
 mod mapper;
 mod memlock;
+mod numa;
 mod pages;
 mod procfs;
 
 pub use allocator::{BlockState, ExtentAllocator};
 pub use arena::{Arena, ArenaReport, Block};
-pub use config::{ArenaConfig, LockPolicy, MAX_BLOCK_BYTES, MIN_BLOCK_BYTES, PageKind, PagePolicy};
+pub use config::{ArenaConfig, LockPolicy, MAX_BLOCK_BYTES, MIN_BLOCK_BYTES, NumaPolicy, PageKind, PagePolicy};
 pub use error::MemoryError;
 pub use extents::{Extent, ExtentList};
 pub use mapper::Mapper;

@@ -45,7 +45,7 @@ use std::future::Future;
 use std::net::{SocketAddr, TcpListener};
 use std::rc::Rc;
 
-use crate::memory::{Arena, ArenaConfig, ArenaReport};
+use crate::memory::{Arena, ArenaConfig, ArenaReport, NumaPolicy};
 use crate::{Error, Result};
 use accept::Shared;
 use store::Store;
@@ -87,6 +87,9 @@ impl Server {
             block_bytes: config.block_bytes,
             pages: config.pages,
             lock: config.lock,
+            // Its one thread is not pinned.
+            numa: NumaPolicy::Off,
+            node: None,
         })?;
         Ok(Server { runtime, listener, local_addr, arena, config, first_epoch })
     }

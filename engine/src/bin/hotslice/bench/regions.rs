@@ -1,7 +1,7 @@
 //! Memory of the kind that caches use, for the callers' buffers and the floors: the same pages, populated
 //! before anything is timed.
 
-use hotslice::memory::{Arena, ArenaConfig, Extent, GRANULE_BYTES, LockPolicy, MAX_BLOCK_BYTES, PagePolicy};
+use hotslice::memory::{Arena, ArenaConfig, Extent, GRANULE_BYTES, LockPolicy, MAX_BLOCK_BYTES, NumaPolicy, PagePolicy};
 
 /// Smallest block: the usual hugepage.
 const BLOCK_BYTES_MIN: usize = 2 << 20;
@@ -22,7 +22,15 @@ impl Regions {
         let blocks = count.div_ceil(block_bytes / stride);
         let capacity_bytes =
             blocks.checked_mul(block_bytes).ok_or("the buffers exceed what can be addressed")?;
-        let config = ArenaConfig { capacity_bytes, capacity_max_bytes: 0, block_bytes, pages, lock: LockPolicy::Off };
+        let config = ArenaConfig {
+            capacity_bytes,
+            capacity_max_bytes: 0,
+            block_bytes,
+            pages,
+            lock: LockPolicy::Off,
+            numa: NumaPolicy::Off,
+            node: None,
+        };
         let arena = Arena::map(&config).map_err(|e| format!("no memory for buffers: {e}"))?;
         Ok(Self { arena, len, stride, count })
     }
