@@ -9,6 +9,7 @@ mod keys;
 mod leases;
 mod origin_faults;
 mod origin_lies;
+mod placement;
 mod process;
 mod queue;
 mod resize;
