@@ -40,7 +40,8 @@ pub(crate) fn spread(allowed: &[usize], topology: &Topology, count: usize) -> Ve
     groups.push(allowed.iter().copied().filter(|&core| topology.node_of(core).is_none()).collect());
     let (homeless, groups) = (groups.pop().unwrap_or_default(), groups);
     let rounds = groups.iter().map(Vec::len).max().unwrap_or(0);
-    let in_turn = (0..rounds).flat_map(|round| groups.iter().filter_map(move |cores| cores.get(round).copied()));
+    let in_turn =
+        (0..rounds).flat_map(|round| groups.iter().filter_map(move |cores| cores.get(round).copied()));
     in_turn.chain(homeless).take(count).collect()
 }
 

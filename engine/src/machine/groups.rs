@@ -273,11 +273,9 @@ mod tests {
         for odd in ["", "100000", "max 100000", "-1 100000", "1 0", "x y"] {
             assert_eq!(parse_cpu_max(odd), None, "{odd}");
         }
-        assert_eq!([0, 64 << 10, 2 << 20, 1 << 30].map(page_size_name), [
-            None,
-            Some("64KB".to_owned()),
-            Some("2MB".to_owned()),
-            Some("1GB".to_owned())
-        ]);
+        assert_eq!(
+            [0, 64 << 10, 2 << 20, 1 << 30].map(page_size_name),
+            [None, Some("64KB".to_owned()), Some("2MB".to_owned()), Some("1GB".to_owned())]
+        );
     }
 }

@@ -69,7 +69,10 @@ mod tests {
         let fixture = Fixture::new("two-nodes", &files);
         let topology = fixture.0.topology();
         assert_eq!(topology.nodes().len(), 2);
-        assert_eq!([0, 9, 4, 15, 16].map(|core| topology.node_of(core)), [Some(0), Some(0), Some(1), Some(1), None]);
+        assert_eq!(
+            [0, 9, 4, 15, 16].map(|core| topology.node_of(core)),
+            [Some(0), Some(0), Some(1), Some(1), None]
+        );
         assert_eq!(topology.common_node(&[0, 11]), Some(0));
         assert_eq!(topology.common_node(&[0, 4]), None);
         assert_eq!(topology.common_node(&[]), None);

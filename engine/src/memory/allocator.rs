@@ -328,7 +328,10 @@ impl ExtentAllocator {
         for block in 0..self.blocks.len() as u32 {
             let (start, end) = (block * self.granules_per_block, (block + 1) * self.granules_per_block);
             if self.blocks[block as usize].state != BlockState::Present {
-                assert!((start..end).all(|granule| self.tags[granule as usize] == 0), "tags in block {block}");
+                assert!(
+                    (start..end).all(|granule| self.tags[granule as usize] == 0),
+                    "tags in block {block}"
+                );
                 continue;
             }
             for run in self.free_runs(block) {

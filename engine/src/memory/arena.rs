@@ -13,7 +13,9 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::mapper::{Mapped, Mapper, micros, sum_by_node};
-use super::{ArenaConfig, Extent, GRANULE_BYTES, LockPolicy, MemoryError, PageKind, hugepage_pool, pages, procfs};
+use super::{
+    ArenaConfig, Extent, GRANULE_BYTES, LockPolicy, MemoryError, PageKind, hugepage_pool, pages, procfs,
+};
 
 /// One pinned block of an arena, as it was obtained.
 #[derive(Clone, Copy, Debug)]

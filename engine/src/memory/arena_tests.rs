@@ -442,7 +442,9 @@ fn growth_that_cannot_be_had_says_why_and_leaves_the_arena_as_it_was() {
     let arena = Arena::map(&wanted).unwrap();
     let mut mapper = arena.mapper(arena.block_count_max() - 1);
     match arena.add(1, &mut mapper) {
-        Err(MemoryError::NotEnoughMemory { needed_bytes, .. }) => assert_eq!(needed_bytes, (8 << 40) - 16 * MIB as u64),
+        Err(MemoryError::NotEnoughMemory { needed_bytes, .. }) => {
+            assert_eq!(needed_bytes, (8 << 40) - 16 * MIB as u64)
+        }
         other => panic!("{other:?}"),
     }
     assert_eq!((arena.block_count(), arena.block(1).is_none()), (1, true));

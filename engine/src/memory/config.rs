@@ -195,7 +195,10 @@ impl ArenaConfig {
         Err(MemoryError::Config {
             setting,
             value: bytes.to_string(),
-            allowed: format!("an arena holds {least} to {max_blocks} blocks of {} bytes (block_bytes)", self.block_bytes),
+            allowed: format!(
+                "an arena holds {least} to {max_blocks} blocks of {} bytes (block_bytes)",
+                self.block_bytes
+            ),
         })
     }
 }
@@ -205,7 +208,15 @@ mod tests {
     use super::*;
 
     fn config(capacity_bytes: usize, block_bytes: usize, pages: PagePolicy) -> ArenaConfig {
-        ArenaConfig { capacity_bytes, capacity_max_bytes: 0, block_bytes, pages, lock: LockPolicy::Off, numa: NumaPolicy::Off, node: None }
+        ArenaConfig {
+            capacity_bytes,
+            capacity_max_bytes: 0,
+            block_bytes,
+            pages,
+            lock: LockPolicy::Off,
+            numa: NumaPolicy::Off,
+            node: None,
+        }
     }
 
     #[test]

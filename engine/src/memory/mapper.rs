@@ -13,8 +13,8 @@ use super::error::{errno_text, lock_advice};
 use super::pages::Mapping;
 use super::procfs::{self, HugepagePool, ThpMode};
 use super::{
-    ArenaConfig, ArenaReport, LockPolicy, MemoryError, NumaPolicy, PageKind, PagePolicy, hugepage_pool, memlock,
-    memlock_limit, numa, thp_mode,
+    ArenaConfig, ArenaReport, LockPolicy, MemoryError, NumaPolicy, PageKind, PagePolicy, hugepage_pool,
+    memlock, memlock_limit, numa, thp_mode,
 };
 
 /// Bytes of ordinary memory mapped between two looks at how much there is.
@@ -350,7 +350,9 @@ impl std::fmt::Debug for Mapper {
 }
 
 /// Bytes on each node, over several blocks.
-pub(super) fn sum_by_node<'a>(blocks: impl Iterator<Item = &'a BTreeMap<u32, usize>>) -> BTreeMap<u32, usize> {
+pub(super) fn sum_by_node<'a>(
+    blocks: impl Iterator<Item = &'a BTreeMap<u32, usize>>,
+) -> BTreeMap<u32, usize> {
     let mut sum = BTreeMap::new();
     for (&node, &bytes) in blocks.flatten() {
         *sum.entry(node).or_insert(0) += bytes;

@@ -79,7 +79,9 @@ fn parse_numa_maps(text: impl BufRead, ranges: &[(usize, usize)]) -> Vec<BTreeMa
     for line in text.lines() {
         let Ok(line) = line else { break };
         let mut words = line.split(' ');
-        let Some(start) = words.next().and_then(|word| usize::from_str_radix(word, 16).ok()) else { continue };
+        let Some(start) = words.next().and_then(|word| usize::from_str_radix(word, 16).ok()) else {
+            continue;
+        };
         let inside = |&(first, bytes): &(usize, usize)| (first..first + bytes).contains(&start);
         let Some(range) = ranges.iter().position(inside) else { continue };
         let page_kib = line.split(' ').find_map(|word| word.strip_prefix("kernelpagesize_kB=")?.parse().ok());
@@ -110,11 +112,8 @@ mod tests {
                     7f0003000000 default file=/usr/lib/libc.so.6 mapped=7 N0=7 kernelpagesize_kB=4\n\
                     nonsense N0=5\n";
         let ranges = [(0x7f00_0100_0000, 16 << 20), (0x7f00_0000_0000, 16 << 20), (0x7f00_0200_0000, 4096)];
-        let expected = [
-            BTreeMap::from([(0, 4 << 20), (1, 12 << 20)]),
-            BTreeMap::from([(1, 16 << 20)]),
-            BTreeMap::new(),
-        ];
+        let expected =
+            [BTreeMap::from([(0, 4 << 20), (1, 12 << 20)]), BTreeMap::from([(1, 16 << 20)]), BTreeMap::new()];
         assert_eq!(parse_numa_maps(text.as_bytes(), &ranges), expected);
         assert_eq!(parse_numa_maps(&b"\xff\xfe"[..], &ranges[..1]), [BTreeMap::new()]);
     }
@@ -128,12 +127,14 @@ mod tests {
         let range = (mapping.base().addr().get(), mapping.bytes());
         let found = bytes_by_node(&[range], 4096).remove(0);
         if preferred.is_err() || found.is_empty() {
-            return eprintln!("skipped: {preferred:?}, {found:?}: the kernel does not do NUMA for this process");
+            return eprintln!(
+                "skipped: {preferred:?}, {found:?}: the kernel does not do NUMA for this process"
+            );
         }
         assert_eq!(found.values().sum::<usize>(), 4 << 20);
         // Both ways of asking agree.
         let file = File::open("/proc/self/numa_maps").unwrap();
-        assert_eq!(parse_numa_maps(BufReader::new(file), &[range]), [found.clone()]);
+        assert_eq!(parse_numa_maps(BufReader::new(file), &[range]), std::slice::from_ref(&found));
         if super::super::mapper::machine_nodes() == 1 {
             assert_eq!(found, BTreeMap::from([(0, 4 << 20)]));
         }

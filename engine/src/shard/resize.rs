@@ -124,7 +124,11 @@ impl Reactor {
                 unsafe { arena.remove(block as usize) };
                 return Err(not_registered(&self.config, reason));
             }
-            tracing::warn!(shard = self.shared.index, block, "a block is not registered with the ring: {reason}");
+            tracing::warn!(
+                shard = self.shared.index,
+                block,
+                "a block is not registered with the ring: {reason}"
+            );
         }
         self.store.add_block(block, &self.shared.counters);
         Ok(())

@@ -81,7 +81,9 @@ impl Store {
     /// By block, granules of values that nobody pins at this moment.
     fn evictable_granules(&self) -> Vec<u32> {
         let mut granules = vec![0; self.extents.block_count_max() as usize];
-        for slot in (0..self.slots()).filter(|&slot| self.writer.is_ready(slot) && self.writer.pins(slot) == 0) {
+        for slot in
+            (0..self.slots()).filter(|&slot| self.writer.is_ready(slot) && self.writer.pins(slot) == 0)
+        {
             for extent in self.writer.peek(slot).iter().flat_map(|value| value.extents.iter()) {
                 granules[self.extents.block_of(*extent)] += extent.len;
             }

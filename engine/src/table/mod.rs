@@ -26,8 +26,8 @@ mod writer;
 pub(crate) use writer::{Evict, Writer};
 
 use crate::sync::{
-    Arc, ArrayQueue, AtomicU8, AtomicU64, Ordering, UnsafeCell, fence,
-    fence_after_read_modify_write, prefetch_line,
+    Arc, ArrayQueue, AtomicU8, AtomicU64, Ordering, UnsafeCell, fence, fence_after_read_modify_write,
+    prefetch_line,
 };
 use index::Index;
 use lines::Lines;

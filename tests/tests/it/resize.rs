@@ -64,7 +64,9 @@ fn a_grown_cache_holds_more() {
         let before = Resources::now().arena_bytes;
         let cache = cache(4, 12, &[server.addr()]);
         assert_eq!(Resources::now().arena_bytes - before, mapped(4), "only the capacity is mapped");
-        let read = |names: &[String]| names.iter().for_each(|name| check(name, &cache.get(name, soon()).unwrap().unwrap()));
+        let read = |names: &[String]| {
+            names.iter().for_each(|name| check(name, &cache.get(name, soon()).unwrap().unwrap()))
+        };
         read(&names);
         assert_eq!(cache.stats().entries, 4);
         let resized = resize(&cache, 12);
@@ -73,7 +75,10 @@ fn a_grown_cache_holds_more() {
         read(&names);
         let (fills, evictions) = (cache.stats().fills, cache.stats().evictions);
         read(&names);
-        assert_eq!((cache.stats().entries, cache.stats().fills, cache.stats().evictions), (12, fills, evictions));
+        assert_eq!(
+            (cache.stats().entries, cache.stats().fills, cache.stats().evictions),
+            (12, fills, evictions)
+        );
         // A value that did not fit before.
         put(&cache, &name(11 * MIB, 99));
         finish(cache);
@@ -130,12 +135,18 @@ fn a_leased_block_goes_when_its_lease_does() {
         let resized = cache.resize(MIB as u64, Deadline::after_ms(50)).unwrap();
         assert!(!resized.is_complete());
         assert_eq!((resized.target_bytes, resized.arena_bytes), (MIB as u64, 4 * MIB as u64));
-        assert_eq!((resized.retiring_bytes, resized.shards[0].retiring_bytes), (3 * MIB as u64, 3 * MIB as u64));
+        assert_eq!(
+            (resized.retiring_bytes, resized.shards[0].retiring_bytes),
+            (3 * MIB as u64, 3 * MIB as u64)
+        );
         names.iter().zip(&leases).for_each(|(name, lease)| check(name, lease));
         // The values of the retiring blocks are not found any more; room for others is what is left.
         assert_eq!(names.iter().filter(|name| cache.contains(name.as_str()).unwrap()).count(), 1);
         let large = cache.put("large", &vec![0; MIB + 1], soon());
-        assert!(matches!(large, Err(Error::ValueTooLarge { arena_bytes, .. }) if arena_bytes == MIB as u64), "{large:?}");
+        assert!(
+            matches!(large, Err(Error::ValueTooLarge { arena_bytes, .. }) if arena_bytes == MIB as u64),
+            "{large:?}"
+        );
         // Each goes with its lease, and nobody has to ask the cache for anything.
         for (left, lease) in (0..4).rev().zip(leases) {
             drop(lease);

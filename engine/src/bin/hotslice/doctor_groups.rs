@@ -29,7 +29,10 @@ impl Groups {
         Finding::warn(
             WHAT,
             found,
-            format!("{} fit only on explicit hugepages, which it does not count", format_bytes(self.capacity)),
+            format!(
+                "{} fit only on explicit hugepages, which it does not count",
+                format_bytes(self.capacity)
+            ),
             "raise it: docker --memory, Kubernetes resources.limits.memory, systemd MemoryMax=",
         )
     }
@@ -64,7 +67,11 @@ impl Groups {
         let found = format!("{}: {} cores' worth", quota.file, quota.cores);
         if quota.cores >= 2.0 {
             let shards = quota.cores.floor();
-            return Finding::ok(WHAT, found, format!("at most {shards} shards; callers need their share of it too"));
+            return Finding::ok(
+                WHAT,
+                found,
+                format!("at most {shards} shards; callers need their share of it too"),
+            );
         }
         Finding::warn(
             WHAT,
@@ -88,7 +95,8 @@ impl Groups {
 
     pub(super) fn nodes(&self) -> Finding {
         let topology = self.machine.topology();
-        let of = |node: &hotslice::machine::Node| format!("node {} with {} cores", node.number, node.cores.len());
+        let of =
+            |node: &hotslice::machine::Node| format!("node {} with {} cores", node.number, node.cores.len());
         let nodes: Vec<String> = topology.nodes().iter().map(of).collect();
         let meaning = match nodes.len() {
             0 => return Finding::ok("NUMA nodes", "unknown", "all memory is taken for equally far"),
@@ -116,17 +124,20 @@ mod tests {
 
     #[test]
     fn limits_of_a_container_are_told() {
-        let (tight, root) = groups("tight", &[
-            ("proc/self/cgroup", "0::/\n"),
-            ("proc/self/status", "Name:\tx\nCpus_allowed_list:\t2-3\n"),
-            ("sys/fs/cgroup/memory.max", "536870912\n"),
-            ("sys/fs/cgroup/hugetlb.2MB.max", "2097152\n"),
-            ("sys/fs/cgroup/cpu.max", "150000 100000\n"),
-            ("sys/fs/cgroup/cpuset.cpus.effective", "2-3\n"),
-            ("sys/devices/system/node/online", "0-1\n"),
-            ("sys/devices/system/node/node0/cpulist", "0-1\n"),
-            ("sys/devices/system/node/node1/cpulist", "2-3\n"),
-        ]);
+        let (tight, root) = groups(
+            "tight",
+            &[
+                ("proc/self/cgroup", "0::/\n"),
+                ("proc/self/status", "Name:\tx\nCpus_allowed_list:\t2-3\n"),
+                ("sys/fs/cgroup/memory.max", "536870912\n"),
+                ("sys/fs/cgroup/hugetlb.2MB.max", "2097152\n"),
+                ("sys/fs/cgroup/cpu.max", "150000 100000\n"),
+                ("sys/fs/cgroup/cpuset.cpus.effective", "2-3\n"),
+                ("sys/devices/system/node/online", "0-1\n"),
+                ("sys/devices/system/node/node0/cpulist", "0-1\n"),
+                ("sys/devices/system/node/node1/cpulist", "2-3\n"),
+            ],
+        );
         for (finding, words) in [
             (tight.memory(), ["memory.max", "512MiB"]),
             (tight.hugetlb(2 << 20), ["hugetlb.2MB.max", "2MiB"]),

@@ -1,7 +1,9 @@
 //! Memory of the kind that caches use, for the callers' buffers and the floors: the same pages, populated
 //! before anything is timed.
 
-use hotslice::memory::{Arena, ArenaConfig, Extent, GRANULE_BYTES, LockPolicy, MAX_BLOCK_BYTES, NumaPolicy, PagePolicy};
+use hotslice::memory::{
+    Arena, ArenaConfig, Extent, GRANULE_BYTES, LockPolicy, MAX_BLOCK_BYTES, NumaPolicy, PagePolicy,
+};
 
 /// Smallest block: the usual hugepage.
 const BLOCK_BYTES_MIN: usize = 2 << 20;
