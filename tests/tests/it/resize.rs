@@ -282,6 +282,29 @@ fn memory_that_cannot_be_had_is_an_error_and_all_is_as_before() {
 }
 
 #[test]
+fn what_is_registered_with_the_ring_follows() {
+    alone(|| {
+        let pinned = || {
+            let status = std::fs::read_to_string("/proc/self/status").unwrap();
+            let kib = status.lines().find_map(|line| line.strip_prefix("VmPin:")).unwrap();
+            kib.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
+        };
+        let before = pinned();
+        let cache = cache(4, 8, &[]);
+        if cache.reports()[0].transport.registered_blocks == 0 {
+            eprintln!("skipped: nothing can be registered here");
+            return finish(cache);
+        }
+        // Memory that the ring still held would not be given back by unmapping it.
+        for mib in [4, 1, 8, 2, 3] {
+            resize(&cache, mib);
+            assert_eq!(pinned() - before, mib * MIB);
+        }
+        finish(cache);
+    });
+}
+
+#[test]
 fn after_the_end_there_is_nothing_to_resize() {
     alone(|| {
         let cache = cache(4, 8, &[]);
