@@ -20,6 +20,7 @@
 //! | [`table`] | slots, lookup, pins: the loom-checked core | sockets, memory, keys' meaning |
 //! | [`policy`] | eviction order: S3-FIFO and CLOCK | everything but slot numbers and sizes |
 //! | [`memory`] | page ladder, blocks, extents, fast copies | keys |
+//! | [`machine`] | cores, NUMA nodes and limits that this process was given | what they are used for |
 
 // Built for loom too: what is model-checked. See `scripts/loom`.
 pub(crate) mod call;
@@ -41,6 +42,7 @@ not_in_models! {
     pub mod error;
     mod fork;
     pub mod key;
+    pub mod machine;
     pub mod memory;
     mod namespace;
     pub mod origin;
@@ -56,6 +58,7 @@ not_in_models! {
 
     pub use address::{Address, AddressError, SOCKET_PATH_BYTES_MAX, SocketPath};
     pub use cache::{BatchFuture, Cache, GetFuture, Invalidate, PutFuture, Read, ReadRange, ReadScatter};
+    pub use cache::{Resized, ShardResized};
     pub use cache::{Completion, CompletionQueue, OperationId, Outcome, Target};
     pub use config::{Admission, Config, TransportKind};
     pub use deadline::Deadline;

@@ -70,8 +70,10 @@ pub struct Stats {
     pub value_bytes: u64,
     /// Gauge: bytes of arena in use, by values found or not and by fills, in whole granules.
     pub used_bytes: u64,
-    /// Gauge: bytes of all arenas.
+    /// Gauge: bytes of all arenas, `retiring_bytes` included.
     pub arena_bytes: u64,
+    /// Gauge: bytes of blocks that a resize takes out and that are still in use or mapped.
+    pub retiring_bytes: u64,
     /// Gauge: leases and other pins that have not been released.
     pub pins: u64,
     /// Gauge: values no longer found that pins keep in memory.
@@ -122,6 +124,7 @@ shard_counters!(
     value_bytes,
     used_bytes,
     arena_bytes,
+    retiring_bytes,
     condemned,
     reservations,
 );

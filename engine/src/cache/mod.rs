@@ -4,11 +4,13 @@ mod core;
 mod future;
 mod queue;
 mod requests;
+mod resize;
 mod wait;
 
 pub use future::{BatchFuture, GetFuture, PutFuture};
 pub use queue::{Completion, CompletionQueue, OperationId, Outcome, Target};
 pub use requests::{Invalidate, Read, ReadRange, ReadScatter};
+pub use resize::{Resized, ShardResized};
 
 use self::core::{Core, Front, LeaseBatch, Miss, copy_range, copy_whole, hit};
 use crate::config::Config;
@@ -28,7 +30,7 @@ use wait::{count_of, reservation_of, value_of};
 ///
 /// *A hit* is served on the caller's thread without lock, system call or allocation (the copying forms
 /// copy there). *A miss* blocks the caller until the value is there, at most until its deadline. No method
-/// but [`Cache::open`] and [`Cache::shutdown`] blocks otherwise.
+/// but [`Cache::open`], [`Cache::resize`] and [`Cache::shutdown`] blocks otherwise.
 ///
 /// Results: `Ok(Some(…))` is the value, complete and checked; `Ok(None)` means that the origin has no such
 /// key; an error means that this call cannot say. In batches each position has its own result, duplicates
@@ -39,6 +41,7 @@ pub struct Cache {
     core: Arc<Core>,
     reports: Vec<ShardReport>,
     running: Mutex<Vec<Shard>>,
+    resizing: resize::Gate,
 }
 
 impl Cache {
@@ -64,10 +67,12 @@ impl Cache {
         // Once per process: which way to copy is fastest here. Until it is known, large copies are libc's.
         crate::memory::copy::calibrate();
         let shards = running.iter().map(|shard| shard.shared.clone()).collect();
+        let resizing = resize::Gate::new(config.capacity_bytes);
         Ok(Self {
             core: Arc::new(Core::new(shards, config, fork)),
             reports: running.iter().map(|shard| shard.report.clone()).collect(),
             running: Mutex::new(running),
+            resizing,
         })
     }
 
@@ -81,7 +86,7 @@ impl Cache {
         &self.core.config
     }
 
-    /// What each shard obtained at start: pages, locking, ring, table.
+    /// What each shard obtained at start: pages, locking, ring, table. [`Resized`] has what it has now.
     pub fn reports(&self) -> &[ShardReport] {
         &self.reports
     }

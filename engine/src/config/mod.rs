@@ -14,7 +14,7 @@ pub use load::{Loaded, SettingValue, Source};
 pub use settings::parse_peers;
 
 use crate::auth::Secret;
-use crate::memory::{LockPolicy, PagePolicy};
+use crate::memory::{LockPolicy, NumaPolicy, PagePolicy};
 use crate::policy::PolicyKind;
 use crate::size::format_bytes;
 use crate::{Address, Error, Result};
@@ -96,6 +96,10 @@ impl std::str::FromStr for TransportKind {
 pub struct Config {
     /// Bytes of all arenas together. Rounded down to whole blocks per shard; at least one block per shard.
     pub capacity_bytes: u64,
+    /// Most bytes that [`Cache::resize`](crate::Cache::resize) may grow the arenas to; 0 (default):
+    /// `capacity_bytes`. Tables and bookkeeping are sized for it at start (about 0.3 % of it, and the slots); memory
+    /// is mapped only for what the capacity is.
+    pub capacity_max_bytes: u64,
     /// Bytes of one block: a power of two, a multiple of the hugepage, 2 MiB to 1 GiB (64 KiB to 1 GiB with
     /// `pages = off`). Default 16 MiB.
     pub block_bytes: u64,
@@ -107,10 +111,13 @@ pub struct Config {
     pub register: LockPolicy,
     /// What shards move bytes with. Default `auto`: io_uring, else epoll.
     pub transport: TransportKind,
+    /// Whether an arena's memory is asked for on the NUMA node of its shard's core. Default `local`: it is, where
+    /// there is more than one node, and a refusal is a warning.
+    pub numa: NumaPolicy,
     /// Number of shards (threads), 1 to 256. Default 1.
     pub shards: usize,
-    /// Cores to pin the shards to, one per shard; empty pins shard `i` to the `i`-th core that the process
-    /// may run on, if it may run on at least that many and more than one.
+    /// Cores to pin the shards to, one per shard; empty takes them from those that the process may run on, from
+    /// each NUMA node in turn, if there are at least that many. A process that may run on one core pins nothing.
     pub cores: Vec<usize>,
     /// Eviction policy. Default `s3fifo`.
     pub policy: PolicyKind,
@@ -155,7 +162,7 @@ pub struct Config {
     /// Calls that may wait in one shard's request ring, 2 to 65536. Default 1024.
     pub request_ring: usize,
     /// Microseconds that an idle shard polls before it sleeps. Default 0: polling steals time from callers
-    /// where cores are few.
+    /// where cores are few. Taken for 0, with a warning, where the process may run on one core only.
     pub spin_us: u64,
 }
 
@@ -164,10 +171,12 @@ impl Config {
     pub fn new(capacity_bytes: u64) -> Self {
         Self {
             capacity_bytes,
+            capacity_max_bytes: 0,
             block_bytes: 16 << 20,
             pages: PagePolicy::Preferred,
             lock: LockPolicy::Preferred,
             register: LockPolicy::Preferred,
+            numa: NumaPolicy::Local,
             shards: 1,
             cores: Vec::new(),
             transport: TransportKind::Auto,
@@ -233,18 +242,48 @@ impl Config {
                 format!("empty, or one core for each of the {} shards", self.shards),
             ));
         }
-        if self.shard_bytes() < self.block_bytes {
+        if self.capacity_max_bytes != 0 && self.capacity_max_bytes < self.capacity_bytes {
+            return Err(config_error(
+                "capacity_max_bytes",
+                format_bytes(self.capacity_max_bytes),
+                format!("0, or at least capacity_bytes, which is {}", format_bytes(self.capacity_bytes)),
+            ));
+        }
+        self.shard_blocks(self.capacity_bytes).map(drop)
+    }
+
+    /// Blocks of each shard if the cache has `capacity_bytes`.
+    pub(crate) fn shard_blocks(&self, capacity_bytes: u64) -> Result<u64> {
+        let most = self.capacity_bytes_max();
+        if capacity_bytes > most {
             return Err(config_error(
                 "capacity_bytes",
-                format_bytes(self.capacity_bytes),
+                format_bytes(capacity_bytes),
+                format!("at most capacity_max_bytes, which is {} and cannot be changed", format_bytes(most)),
+            ));
+        }
+        match capacity_bytes / self.shards.max(1) as u64 / self.block_bytes.max(1) {
+            0 => Err(config_error(
+                "capacity_bytes",
+                format_bytes(capacity_bytes),
                 format!(
                     "at least one block of {} for each of {} shards",
                     format_bytes(self.block_bytes),
                     self.shards
                 ),
-            ));
+            )),
+            blocks => Ok(blocks),
         }
-        Ok(())
+    }
+
+    /// Most bytes that the arenas may ever have.
+    pub(crate) fn capacity_bytes_max(&self) -> u64 {
+        self.capacity_max_bytes.max(self.capacity_bytes)
+    }
+
+    /// Most bytes of one shard's arena before rounding down to whole blocks.
+    pub(crate) fn shard_bytes_max(&self) -> u64 {
+        self.capacity_bytes_max() / self.shards.max(1) as u64
     }
 
     /// The secret that `secret_file` holds.

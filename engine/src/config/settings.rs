@@ -32,6 +32,8 @@ const RUNGS: &str = "required, preferred or off";
 settings! {
     "capacity_bytes", "HOTSLICE_CAPACITY_BYTES",
         |c, n, v| set(&mut c.capacity_bytes, parse_bytes(n, v)), |c| format_bytes(c.capacity_bytes);
+    "capacity_max_bytes", "HOTSLICE_CAPACITY_MAX_BYTES",
+        |c, n, v| set(&mut c.capacity_max_bytes, parse_bytes(n, v)), |c| format_bytes(c.capacity_max_bytes);
     "block_bytes", "HOTSLICE_BLOCK_BYTES",
         |c, n, v| set(&mut c.block_bytes, parse_bytes(n, v)), |c| format_bytes(c.block_bytes);
     "pages", "HOTSLICE_PAGES",
@@ -40,6 +42,8 @@ settings! {
         |c, n, v| set(&mut c.lock, word(n, v, RUNGS)), |c| c.lock.to_string();
     "register", "HOTSLICE_REGISTER",
         |c, n, v| set(&mut c.register, word(n, v, RUNGS)), |c| c.register.to_string();
+    "numa", "HOTSLICE_NUMA",
+        |c, n, v| set(&mut c.numa, word(n, v, "local or off")), |c| c.numa.to_string();
     "shards", "HOTSLICE_SHARDS",
         |c, n, v| set(&mut c.shards, word(n, v, "1 to 256")), |c| c.shards.to_string();
     "cores", "HOTSLICE_CORES",

@@ -23,10 +23,12 @@ fn nothing_set_means_no_cache() {
 fn every_variable_is_read() {
     let c = from(&[
         ("HOTSLICE_CAPACITY_BYTES", "1GiB"),
+        ("HOTSLICE_CAPACITY_MAX_BYTES", "2GiB"),
         ("HOTSLICE_BLOCK_BYTES", "32MiB"),
         ("HOTSLICE_PAGES", "off"),
         ("HOTSLICE_LOCK", "required"),
         ("HOTSLICE_REGISTER", "off"),
+        ("HOTSLICE_NUMA", "off"),
         ("HOTSLICE_SHARDS", "2"),
         ("HOTSLICE_CORES", "0, 1"),
         ("HOTSLICE_POLICY", "lru"),
@@ -48,6 +50,7 @@ fn every_variable_is_read() {
     .unwrap()
     .unwrap();
     assert_eq!((c.capacity_bytes, c.block_bytes, c.shards), (1 << 30, 32 << 20, 2));
+    assert_eq!((c.capacity_max_bytes, c.numa), (2 << 30, crate::memory::NumaPolicy::Off));
     assert_eq!((c.cores.as_slice(), c.entries_max, c.origin.len()), (&[0, 1][..], 1000, 3));
     assert_eq!(c.origin[2], Address::unix("/run/hotslice.sock").unwrap());
     assert_eq!(c.secret_file, Some("/etc/hotslice secret".into()));
@@ -65,6 +68,8 @@ fn errors_name_setting_value_and_what_is_allowed() {
         ("HOTSLICE_CAPACITY_BYTES", "-1"),
         ("HOTSLICE_CAPACITY_BYTES", "garbage"),
         ("HOTSLICE_CAPACITY_BYTES", "1MiB"),
+        ("HOTSLICE_CAPACITY_MAX_BYTES", "63MiB"),
+        ("HOTSLICE_NUMA", "remote"),
         ("HOTSLICE_SHARDS", "0"),
         ("HOTSLICE_SHARDS", "1x"),
         ("HOTSLICE_PAGES", "maybe"),

@@ -11,23 +11,44 @@
 //! needs as few extents as there can be. Every step is O(1) in the arena's size, apart from the bitmap of
 //! granules in use, which is flipped 64 granules at a time and catches what is freed twice.
 //!
+//! # Blocks that come and go
+//!
+//! Blocks are numbered once and for all; how many there are at a time changes (`blocks.rs`). A retiring block
+//! takes no part in allocation: its free runs are in no list and have no tags. What is in use in it is freed
+//! as ever, and with the last granule the block is retired.
+//!
 //! # Memory
 //!
 //! 12 bytes and one bit per granule (0.3 % of the arena), touched as far as runs begin and end, and 4 bytes
-//! per granule of one block. All of it is allocated by [`ExtentAllocator::new`]; after that only an
-//! [`ExtentList`] of more than three extents allocates.
+//! per granule of one block, 8 per block. All of it is allocated by [`ExtentAllocator::new`]; after that only
+//! an [`ExtentList`] of more than three extents allocates.
+
+#[path = "allocator_blocks.rs"]
+mod blocks;
+
+pub use blocks::BlockState;
 
 use super::bins::BinMap;
 use super::{Extent, ExtentList};
+use blocks::BlockUse;
 
 /// End of a list. No granule has this number.
 const NONE: u32 = u32::MAX;
 
-/// Deals out granules of `block_count` blocks. For one thread at a time; nothing blocks.
+/// Deals out granules of blocks. For one thread at a time; nothing blocks.
 pub struct ExtentAllocator {
     granules_per_block: u32,
-    total_granules: u32,
+    /// By number, as many as there can be.
+    blocks: Box<[BlockUse]>,
+    /// Number of blocks in each state but absent.
+    present: u32,
+    retiring: u32,
+    /// Blocks that were retired and not yet taken away.
+    retired: Vec<u32>,
+    /// Granules that can be allocated: those of retiring blocks cannot.
     free_granules: u32,
+    /// Granules in use, in present and in retiring blocks.
+    used_granules: u32,
     fragments: usize,
     /// Length of the free run at its first and last granule, 0 at every other granule.
     tags: Vec<u32>,
@@ -44,23 +65,37 @@ pub struct ExtentAllocator {
 }
 
 impl ExtentAllocator {
-    /// An allocator over `block_count` blocks of `granules_per_block` granules each, all free.
+    /// An allocator over `block_count` blocks of `granules_per_block` granules each, all free, for good.
     ///
     /// # Panics
     ///
     /// If either is 0 or there are more than `u32::MAX - 1` granules; [`Arena::map`](super::Arena::map)
     /// refuses such arenas.
     pub fn new(block_count: u32, granules_per_block: u32) -> Self {
-        let total = u64::from(block_count) * u64::from(granules_per_block);
+        Self::with_room(block_count, block_count, granules_per_block)
+    }
+
+    /// An allocator over the first `block_count` of at most `block_count_max` blocks; the others are absent.
+    ///
+    /// # Panics
+    ///
+    /// As [`ExtentAllocator::new`], and if `block_count` is more than `block_count_max`.
+    pub fn with_room(block_count: u32, block_count_max: u32, granules_per_block: u32) -> Self {
+        let most = u64::from(block_count_max) * u64::from(granules_per_block);
         assert!(
-            total > 0 && total < u64::from(NONE),
-            "{block_count} blocks of {granules_per_block} granules"
+            block_count > 0 && block_count <= block_count_max && most > 0 && most < u64::from(NONE),
+            "{block_count} of {block_count_max} blocks of {granules_per_block} granules"
         );
-        let granules = total as usize;
+        let granules = most as usize;
         let mut allocator = ExtentAllocator {
             granules_per_block,
-            total_granules: total as u32,
-            free_granules: total as u32,
+            blocks: vec![BlockUse::ABSENT; block_count_max as usize].into(),
+            present: 0,
+            retiring: 0,
+            // Full size: taking a block out never allocates.
+            retired: Vec::with_capacity(block_count_max as usize),
+            free_granules: 0,
+            used_granules: 0,
             fragments: 0,
             // Zeroed vectors cost no memory until they are written.
             tags: vec![0; granules],
@@ -72,7 +107,7 @@ impl ExtentAllocator {
         };
         // Backwards, so that the lowest block is taken first.
         for block in (0..block_count).rev() {
-            allocator.link(block * granules_per_block, granules_per_block);
+            allocator.add(block);
         }
         allocator
     }
@@ -100,15 +135,15 @@ impl ExtentAllocator {
     ///
     /// # Panics
     ///
-    /// If an extent is empty, crosses a block's border, lies outside the arena, or holds a granule that is
-    /// free already: each is a defect of the program that would let two values share memory.
+    /// If an extent is empty, crosses a block's border, lies outside the blocks there are, or holds a granule
+    /// that is free already: each is a defect of the program that would let two values share memory.
     pub fn free(&mut self, extents: &[Extent]) {
         for &extent in extents {
             self.free_one(extent);
         }
     }
 
-    /// Granules that are free.
+    /// Granules that are free and can be allocated.
     pub fn free_granules(&self) -> u32 {
         self.free_granules
     }
@@ -123,9 +158,14 @@ impl ExtentAllocator {
         self.fragments
     }
 
-    /// Granules in all.
+    /// Granules in use, those in retiring blocks included.
+    pub fn used_granules(&self) -> u32 {
+        self.used_granules
+    }
+
+    /// Granules of all present blocks: the most that can be in use when no block is retiring.
     pub fn total_granules(&self) -> u32 {
-        self.total_granules
+        self.present * self.granules_per_block
     }
 
     /// Takes the front part of the free run of `length` granules that starts where `extent` does.
@@ -135,20 +175,32 @@ impl ExtentAllocator {
             self.link(extent.end(), length - extent.len);
         }
         self.free_granules -= extent.len;
+        self.used_granules += extent.len;
+        self.blocks[self.block_of(extent)].used += extent.len;
         self.mark(extent, true);
     }
 
     fn free_one(&mut self, extent: Extent) {
         let in_block = extent.start % self.granules_per_block;
+        let block = self.block_of(extent);
+        let state = self.blocks.get(block).map_or(BlockState::Absent, |block| block.state);
         assert!(
-            extent.start < self.total_granules
+            matches!(state, BlockState::Present | BlockState::Retiring)
                 && extent.len > 0
                 && extent.len <= self.granules_per_block - in_block,
-            "{extent:?} is no extent of an arena of {} granules in blocks of {}",
-            self.total_granules,
+            "{extent:?} is no extent of an arena of {} blocks of {} granules (block {block} is {state:?})",
+            self.blocks.len(),
             self.granules_per_block
         );
         self.mark(extent, false);
+        self.used_granules -= extent.len;
+        self.blocks[block].used -= extent.len;
+        if state == BlockState::Retiring {
+            if self.blocks[block].used == 0 {
+                self.retired_now(block as u32);
+            }
+            return;
+        }
         self.free_granules += extent.len;
 
         let (mut start, mut len) = (extent.start, extent.len);
@@ -205,6 +257,20 @@ impl ExtentAllocator {
         self.fragments -= 1;
     }
 
+    /// Granules per block.
+    pub fn granules_per_block(&self) -> u32 {
+        self.granules_per_block
+    }
+
+    /// Number of the block an extent lies in.
+    pub fn block_of(&self, extent: Extent) -> usize {
+        (extent.start / self.granules_per_block) as usize
+    }
+
+    fn is_used(&self, granule: u32) -> bool {
+        self.used[granule as usize / 64] >> (granule % 64) & 1 == 1
+    }
+
     /// Turns the bits of an extent's granules over, and insists that all of them were the other way.
     fn mark(&mut self, extent: Extent, used: bool) {
         let (mut granule, end) = (extent.start, extent.end());
@@ -234,6 +300,7 @@ impl ExtentAllocator {
         assert_eq!(runs.len(), self.fragments, "number of free runs");
         let free: u64 = runs.iter().map(|run| u64::from(run.len)).sum();
         assert_eq!(free, u64::from(self.free_granules), "free granules");
+        self.validate_blocks();
 
         let mut listed = Vec::with_capacity(runs.len());
         for length in 0..self.heads.len() {
@@ -254,26 +321,29 @@ impl ExtentAllocator {
         assert_eq!(self.lengths.last(), runs.iter().map(|run| run.len as usize).max(), "longest run");
     }
 
-    /// The free runs in order of their addresses, out of the bitmap; checks the tags against it.
+    /// The free runs of present blocks in order of their addresses, out of the bitmap; checks the tags against
+    /// it.
     fn validate_runs(&self) -> Vec<Extent> {
-        let is_used = |granule: u32| self.used[granule as usize / 64] >> (granule % 64) & 1 == 1;
         let mut runs = Vec::new();
-        let mut granule = 0;
-        while granule < self.total_granules {
-            if is_used(granule) {
-                assert_eq!(self.tags[granule as usize], 0, "tag of granule {granule}, which is in use");
-                granule += 1;
+        for block in 0..self.blocks.len() as u32 {
+            let (start, end) = (block * self.granules_per_block, (block + 1) * self.granules_per_block);
+            if self.blocks[block as usize].state != BlockState::Present {
+                assert!(
+                    (start..end).all(|granule| self.tags[granule as usize] == 0),
+                    "tags in block {block}"
+                );
                 continue;
             }
-            let block_end = (granule / self.granules_per_block + 1) * self.granules_per_block;
-            let end = (granule..block_end).find(|&granule| is_used(granule)).unwrap_or(block_end);
-            let run = Extent { start: granule, len: end - granule };
-            for inside in granule..end {
-                let tag = if inside == granule || inside == end - 1 { run.len } else { 0 };
-                assert_eq!(self.tags[inside as usize], tag, "tag of granule {inside} in {run:?}");
+            for run in self.free_runs(block) {
+                for inside in run.start..run.end() {
+                    let tag = if inside == run.start || inside == run.end() - 1 { run.len } else { 0 };
+                    assert_eq!(self.tags[inside as usize], tag, "tag of granule {inside} in {run:?}");
+                }
+                runs.push(run);
             }
-            runs.push(run);
-            granule = end;
+            for granule in (start..end).filter(|&granule| self.is_used(granule)) {
+                assert_eq!(self.tags[granule as usize], 0, "tag of granule {granule}, which is in use");
+            }
         }
         runs
     }

@@ -8,19 +8,41 @@ use proptest::prelude::*;
 struct Model {
     used: Vec<bool>,
     granules_per_block: usize,
+    /// By block: whether allocations may be made from it.
+    open: Vec<bool>,
+    /// By block: whether there is memory behind it.
+    mapped: Vec<bool>,
 }
 
 impl Model {
-    fn new(block_count: u32, granules_per_block: u32) -> Self {
+    fn new(block_count: u32, block_count_max: u32, granules_per_block: u32) -> Self {
+        let there: Vec<bool> = (0..block_count_max).map(|block| block < block_count).collect();
         Model {
-            used: vec![false; (block_count * granules_per_block) as usize],
+            used: vec![false; (block_count_max * granules_per_block) as usize],
             granules_per_block: granules_per_block as usize,
+            open: there.clone(),
+            mapped: there,
+        }
+    }
+
+    fn used_in(&self, block: usize) -> usize {
+        let granules = block * self.granules_per_block..(block + 1) * self.granules_per_block;
+        self.used[granules].iter().filter(|&&used| used).count()
+    }
+
+    fn state(&self, block: usize) -> BlockState {
+        match (self.mapped[block], self.open[block], self.used_in(block)) {
+            (false, ..) => BlockState::Absent,
+            (true, true, _) => BlockState::Present,
+            (true, false, 0) => BlockState::Retired,
+            (true, false, _) => BlockState::Retiring,
         }
     }
 
     fn free_runs(&self) -> Vec<Extent> {
         let mut runs: Vec<Extent> = Vec::new();
-        for granule in (0..self.used.len()).filter(|&granule| !self.used[granule]) {
+        let free = |&granule: &usize| !self.used[granule] && self.open[granule / self.granules_per_block];
+        for granule in (0..self.used.len()).filter(free) {
             match runs.last_mut() {
                 Some(run) if run.end() as usize == granule && granule % self.granules_per_block != 0 => {
                     run.len += 1;
@@ -69,6 +91,10 @@ enum Step {
     Allocate(u32),
     Free(usize),
     FreePart(usize, u32),
+    Add,
+    Retire(u32),
+    Keep,
+    TakeRetired,
 }
 
 fn steps(granules_per_block: u32) -> impl Strategy<Value = Vec<Step>> {
@@ -78,6 +104,9 @@ fn steps(granules_per_block: u32) -> impl Strategy<Value = Vec<Step>> {
         1 => (0..=granules_per_block * 3).prop_map(Step::Allocate),
         5 => any::<usize>().prop_map(Step::Free),
         1 => (any::<usize>(), any::<u32>()).prop_map(|(which, at)| Step::FreePart(which, at)),
+        1 => Just(Step::Add),
+        1 => any::<u32>().prop_map(Step::Retire),
+        1 => prop_oneof![Just(Step::Keep), Just(Step::TakeRetired)],
     ];
     prop::collection::vec(step, 1..120)
 }
@@ -104,9 +133,53 @@ fn allocate_and_compare(
     extents
 }
 
-fn run_against_model(block_count: u32, granules_per_block: u32, steps: Vec<Step>) {
-    let mut allocator = ExtentAllocator::new(block_count, granules_per_block);
-    let mut model = Model::new(block_count, granules_per_block);
+/// A step that adds or takes out blocks, on both.
+fn change_blocks(allocator: &mut ExtentAllocator, model: &mut Model, step: &Step) {
+    match step {
+        Step::Add => {
+            let first = model.mapped.iter().position(|&mapped| !mapped);
+            assert_eq!(allocator.first_absent(), first.map(|block| block as u32));
+            if let Some(block) = first {
+                allocator.add(block as u32);
+                (model.mapped[block], model.open[block]) = (true, true);
+            }
+        }
+        Step::Retire(which) => {
+            let open: Vec<usize> = (0..model.open.len()).filter(|&block| model.open[block]).collect();
+            // At least one block stays, as in an arena.
+            if open.len() > 1 {
+                let block = open[*which as usize % open.len()];
+                allocator.retire(block as u32);
+                model.open[block] = false;
+            }
+        }
+        Step::Keep => {
+            let out = |model: &Model, block: usize| model.mapped[block] && !model.open[block];
+            let before: Vec<usize> = (0..model.open.len()).filter(|&block| out(model, block)).collect();
+            assert_eq!(allocator.keep_one(), !before.is_empty());
+            let kept = |&&block: &&usize| allocator.block_state(block as u32) == BlockState::Present;
+            if let Some(&block) = before.iter().find(kept) {
+                let free = |&block: &usize| model.used_in(block) == 0;
+                assert!(free(&block) || !before.iter().any(free), "a wholly free block is kept first");
+                model.open[block] = true;
+            } else {
+                assert!(before.is_empty());
+            }
+        }
+        _ => match allocator.take_retired() {
+            Some(block) => {
+                assert_eq!(model.state(block as usize), BlockState::Retired);
+                model.mapped[block as usize] = false;
+            }
+            None => assert!((0..model.open.len()).all(|block| model.state(block) != BlockState::Retired)),
+        },
+    }
+}
+
+fn run_against_model(block_count: u32, spare: u32, granules_per_block: u32, steps: Vec<Step>) {
+    let block_count_max = block_count + spare;
+    let mut allocator = ExtentAllocator::with_room(block_count, block_count_max, granules_per_block);
+    let mut model = Model::new(block_count, block_count_max, granules_per_block);
     let mut held: Vec<Vec<Extent>> = Vec::new();
     for step in steps {
         match step {
@@ -132,8 +205,14 @@ fn run_against_model(block_count: u32, granules_per_block: u32, steps: Vec<Step>
                 }
             }
             Step::Free(_) | Step::FreePart(..) => {}
+            blocks => change_blocks(&mut allocator, &mut model, &blocks),
         }
         allocator.validate();
+        for block in 0..block_count_max {
+            assert_eq!(allocator.block_state(block), model.state(block as usize), "block {block}");
+            assert_eq!(allocator.used_in_block(block) as usize, model.used_in(block as usize));
+        }
+        assert_eq!(allocator.used_granules() as usize, model.used.iter().filter(|&&used| used).count());
         let runs = model.free_runs();
         assert_eq!(allocator.fragments(), runs.len());
         assert_eq!(allocator.free_granules(), runs.iter().map(|run| run.len).sum::<u32>());
@@ -141,20 +220,50 @@ fn run_against_model(block_count: u32, granules_per_block: u32, steps: Vec<Step>
     }
     held.iter().for_each(|extents| allocator.free(extents));
     allocator.validate();
+    assert_eq!(allocator.retiring_blocks(), 0, "what retires is retired when all is freed");
     assert_eq!(allocator.free_granules(), allocator.total_granules());
-    assert_eq!(allocator.fragments(), block_count as usize);
+    assert_eq!(allocator.fragments(), allocator.present_blocks() as usize);
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn equals_the_plain_bitmap((block_count, granules_per_block, steps) in
-        (1u32..6, prop_oneof![Just(1u32), Just(16), 2u32..40, Just(64), Just(128)])
-            .prop_flat_map(|(blocks, granules)| (Just(blocks), Just(granules), steps(granules))))
+    fn equals_the_plain_bitmap((block_count, spare, granules_per_block, steps) in
+        (1u32..6, 0u32..3, prop_oneof![Just(1u32), Just(16), 2u32..40, Just(64), Just(128)])
+            .prop_flat_map(|(blocks, spare, granules)| (Just(blocks), Just(spare), Just(granules), steps(granules))))
     {
-        run_against_model(block_count, granules_per_block, steps);
+        run_against_model(block_count, spare, granules_per_block, steps);
     }
+}
+
+#[test]
+fn a_block_retires_with_its_last_granule() {
+    let mut allocator = ExtentAllocator::with_room(2, 3, 64);
+    let first = allocator.allocate(60).unwrap();
+    let across = allocator.allocate(66).unwrap();
+    assert_eq!(allocator.free_granules(), 2);
+    allocator.retire(0);
+    assert_eq!((allocator.block_state(0), allocator.total_granules()), (BlockState::Retiring, 64));
+    let free = allocator.free_granules();
+    assert!(allocator.allocate(free + 1).is_none(), "nothing comes from a retiring block");
+    allocator.free(&first);
+    assert_eq!(allocator.take_retired(), None, "a part of the other value is there");
+    allocator.free(&across);
+    assert_eq!((allocator.block_state(0), allocator.retired_blocks()), (BlockState::Retired, 1));
+    assert_eq!(allocator.take_retired(), Some(0));
+    allocator.validate();
+    assert_eq!((allocator.first_absent(), allocator.free_granules()), (Some(0), 64));
+    allocator.add(0);
+    allocator.add(2);
+    assert_eq!((allocator.first_absent(), allocator.free_granules()), (None, 192));
+    allocator.validate();
+}
+
+#[test]
+#[should_panic(expected = "is no extent of an arena")]
+fn freeing_in_an_absent_block_is_caught() {
+    ExtentAllocator::with_room(1, 2, 64).free(&[Extent { start: 64, len: 1 }]);
 }
 
 #[test]

@@ -10,12 +10,14 @@ use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::*;
+use crate::memory::{HugepagePool, NumaPolicy, PagePolicy, ThpMode, memlock_limit, thp_mode};
 
 const MIB: usize = 1 << 20;
 const ALONE: &str = "HOTSLICE_TEST_ALONE";
 
 fn config(capacity_bytes: usize, block_bytes: usize, pages: PagePolicy, lock: LockPolicy) -> ArenaConfig {
-    ArenaConfig { capacity_bytes, block_bytes, pages, lock }
+    let (numa, node) = (NumaPolicy::Local, Some(0));
+    ArenaConfig { capacity_bytes, capacity_max_bytes: 0, block_bytes, pages, lock, numa, node }
 }
 
 /// Runs `body` in a process of its own: this test again, `test` being its name in this file. With
@@ -123,6 +125,8 @@ fn check_report(arena: &Arena) {
         "{report:?}"
     );
     assert_eq!(report.arena_bytes, arena.bytes());
+    let on_nodes: usize = report.bytes_by_node.values().sum();
+    assert!(on_nodes == arena.bytes() || on_nodes == 0, "{report:?}");
     assert_eq!(report.block_count, arena.block_count());
     let locked: usize = arena.blocks().iter().filter(|block| block.is_locked()).map(Block::bytes).sum();
     assert_eq!(report.locked_bytes, locked);
@@ -150,9 +154,10 @@ fn an_arena_without_hugepages_is_on_base_pages() {
     assert_eq!(arena.report().not_locked.as_deref(), Some("setting `lock` is off"));
     check_report(&arena);
     fill_and_check(&arena);
-    let ranges: Vec<_> = arena.blocks().iter().map(address_range).collect();
+    let range = |block: &Block| (block.base().addr().get(), block.bytes());
+    let ranges: Vec<_> = arena.blocks().iter().map(range).collect();
     assert_eq!(procfs::huge_bytes_in(&ranges), [0; 5]);
-    serde_json::to_string(arena.report()).unwrap();
+    serde_json::to_string(&arena.report()).unwrap();
 }
 
 #[test]
@@ -374,8 +379,8 @@ fn extents_map_to_addresses_inside_their_block() {
     fn assert_shared<T: Send + Sync>(_: &T) {}
     let arena = Arena::map(&config(2 * MIB, MIB, PagePolicy::Off, LockPolicy::Off)).unwrap();
     assert_shared(&arena);
-    let second = arena.block(1).base();
-    assert_eq!(arena.ptr(Extent { start: 0, len: 256 }), arena.block(0).base());
+    let second = arena.block(1).unwrap().base();
+    assert_eq!(arena.ptr(Extent { start: 0, len: 256 }), arena.block(0).unwrap().base());
     assert_eq!(arena.ptr(Extent { start: 256, len: 256 }), second);
     let last = Extent { start: 511, len: 1 };
     assert_eq!(arena.ptr(last).addr().get(), second.addr().get() + MIB - last.bytes());
@@ -385,6 +390,65 @@ fn extents_map_to_addresses_inside_their_block() {
         let asked = std::panic::catch_unwind(|| arena.ptr(extent));
         assert!(asked.is_err(), "{extent:?} was accepted");
     }
+}
+
+#[test]
+fn on_a_machine_with_one_node_all_memory_is_there() {
+    if super::super::mapper::machine_nodes() > 1 {
+        return eprintln!("skipped: there is more than one node");
+    }
+    for pages in [PagePolicy::Off, PagePolicy::Preferred] {
+        let report = Arena::map(&config(8 * MIB, 2 * MIB, pages, LockPolicy::Off)).unwrap().report();
+        if report.bytes_by_node.is_empty() {
+            return eprintln!("skipped: the kernel does not say where memory is");
+        }
+        assert_eq!(report.bytes_by_node, BTreeMap::from([(0, 8 * MIB)]));
+        assert!(!report.warnings.iter().any(|warning| warning.contains("NUMA")), "{report:?}");
+    }
+}
+
+#[test]
+fn blocks_are_added_and_removed_at_run_time() {
+    let mut wanted = config(2 * MIB, MIB, PagePolicy::Off, LockPolicy::Off);
+    wanted.capacity_max_bytes = 4 * MIB + 5;
+    let arena = Arena::map(&wanted).unwrap();
+    assert_eq!((arena.block_count(), arena.block_count_max()), (2, 4));
+    let beyond = Extent { start: 3 * 256, len: 1 };
+    let asked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| arena.ptr(beyond)));
+    assert!(asked.is_err(), "there is no block 3 yet");
+    let mut mapper = arena.mapper(1);
+    let block = arena.add(3, &mut mapper).unwrap();
+    assert_eq!(arena.settle(mapper), Vec::<String>::new());
+    assert_eq!((arena.ptr(beyond), arena.block_count()), (block.base(), 3));
+    check_report(&arena);
+    assert!(is_mapped(block.base()));
+    // SAFETY: nobody has an address in either block.
+    unsafe {
+        arena.remove(3);
+        arena.remove(0);
+        arena.remove(2);
+    }
+    assert!(!is_mapped(block.base()), "another test's mapping may lie there, but hardly at once");
+    assert_eq!((arena.block_count(), arena.bytes()), (1, MIB));
+    check_report(&arena);
+    assert!(arena.block(0).is_none() && arena.block(1).is_some() && arena.block(7).is_none());
+    assert!(Arena::map(&ArenaConfig { capacity_max_bytes: MIB, ..wanted }).is_err());
+}
+
+#[test]
+fn growth_that_cannot_be_had_says_why_and_leaves_the_arena_as_it_was() {
+    let mut wanted = config(16 * MIB, 16 * MIB, PagePolicy::Off, LockPolicy::Off);
+    wanted.capacity_max_bytes = 8 << 40;
+    let arena = Arena::map(&wanted).unwrap();
+    let mut mapper = arena.mapper(arena.block_count_max() - 1);
+    match arena.add(1, &mut mapper) {
+        Err(MemoryError::NotEnoughMemory { needed_bytes, .. }) => {
+            assert_eq!(needed_bytes, (8 << 40) - 16 * MIB as u64)
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!((arena.block_count(), arena.block(1).is_none()), (1, true));
+    check_report(&arena);
 }
 
 /// Prints how long arenas of 1 GiB (explicit hugepages: as much as the pool has) take until they are ready:

@@ -42,6 +42,42 @@ pub enum LockPolicy {
     Off,
 }
 
+/// Whether an arena's memory is to lie on the NUMA node of its shard's core.
+#[derive(Copy, Clone, Eq, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NumaPolicy {
+    /// It is asked for there, where there is more than one node; a refusal is a warning.
+    #[default]
+    Local,
+    /// Nothing is asked for: the process's memory policy decides, usually by the first touch, which is the shard's.
+    Off,
+}
+
+impl fmt::Display for NumaPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Local => "local",
+            Self::Off => "off",
+        })
+    }
+}
+
+impl FromStr for NumaPolicy {
+    type Err = MemoryError;
+
+    fn from_str(text: &str) -> Result<Self, MemoryError> {
+        match text {
+            "local" => Ok(Self::Local),
+            "off" => Ok(Self::Off),
+            _ => Err(MemoryError::Config {
+                setting: "numa",
+                value: format!("`{}`", text.escape_debug()),
+                allowed: "allowed are local and off".into(),
+            }),
+        }
+    }
+}
+
 /// What a block is really made of.
 #[derive(Copy, Clone, Eq, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -103,6 +139,8 @@ impl fmt::Display for PageKind {
 pub struct ArenaConfig {
     /// Most bytes the arena may take. Whole blocks are mapped; what is left over is reported as remainder.
     pub capacity_bytes: usize,
+    /// Most bytes that it may be grown to later; 0: `capacity_bytes`. Only bookkeeping is sized for it.
+    pub capacity_max_bytes: usize,
     /// Bytes per block: a power of two from 2 MiB (64 KiB if `pages` is off, one hugepage if it is
     /// required) to 1 GiB.
     pub block_bytes: usize,
@@ -110,6 +148,10 @@ pub struct ArenaConfig {
     pub pages: PagePolicy,
     /// Whether it must be locked.
     pub lock: LockPolicy,
+    /// Whether its memory is asked for on `node`.
+    pub numa: NumaPolicy,
+    /// NUMA node of the core that works with it, if it is known.
+    pub node: Option<u32>,
 }
 
 impl ArenaConfig {
@@ -132,20 +174,32 @@ impl ArenaConfig {
                 ),
             });
         }
-        let blocks = self.capacity_bytes / self.block_bytes;
+        self.blocks_of("capacity_bytes", self.capacity_bytes, 1)
+    }
+
+    /// Most blocks that there can be later, at least `block_count`.
+    pub(super) fn block_count_max(&self, block_count: usize) -> Result<usize, MemoryError> {
+        match self.capacity_max_bytes {
+            0 => Ok(block_count),
+            bytes => self.blocks_of("capacity_max_bytes", bytes, block_count),
+        }
+    }
+
+    fn blocks_of(&self, setting: &'static str, bytes: usize, least: usize) -> Result<usize, MemoryError> {
+        let blocks = bytes / self.block_bytes;
         // Granule numbers are 32 bits wide, and u32::MAX means "none" in the allocator.
         let max_blocks = (u32::MAX as usize) / (self.block_bytes / GRANULE_BYTES);
-        if blocks == 0 || blocks > max_blocks {
-            return Err(MemoryError::Config {
-                setting: "capacity_bytes",
-                value: self.capacity_bytes.to_string(),
-                allowed: format!(
-                    "an arena holds 1 to {max_blocks} blocks of {} bytes (block_bytes)",
-                    self.block_bytes
-                ),
-            });
+        if (least..=max_blocks).contains(&blocks) {
+            return Ok(blocks);
         }
-        Ok(blocks)
+        Err(MemoryError::Config {
+            setting,
+            value: bytes.to_string(),
+            allowed: format!(
+                "an arena holds {least} to {max_blocks} blocks of {} bytes (block_bytes)",
+                self.block_bytes
+            ),
+        })
     }
 }
 
@@ -154,7 +208,15 @@ mod tests {
     use super::*;
 
     fn config(capacity_bytes: usize, block_bytes: usize, pages: PagePolicy) -> ArenaConfig {
-        ArenaConfig { capacity_bytes, block_bytes, pages, lock: LockPolicy::Off }
+        ArenaConfig {
+            capacity_bytes,
+            capacity_max_bytes: 0,
+            block_bytes,
+            pages,
+            lock: LockPolicy::Off,
+            numa: NumaPolicy::Off,
+            node: None,
+        }
     }
 
     #[test]

@@ -96,8 +96,8 @@ fn speed(method: CopyMethod, target: &Arena, source: &Arena, len: usize, span: u
             // SAFETY: `places` keeps offset and length inside the only block of either arena; `shift` < 64 is
             // added to the source only and is part of the stride.
             unsafe {
-                let to = target.block(0).base().as_ptr().add(offset);
-                copy_with(method, to, source.block(0).base().as_ptr().add(offset + shift), len);
+                let to = target.block(0).unwrap().base().as_ptr().add(offset);
+                copy_with(method, to, source.block(0).unwrap().base().as_ptr().add(offset + shift), len);
             }
         }
         best = best.min(started.elapsed().as_secs_f64() / copies as f64);
@@ -114,12 +114,15 @@ fn print_copy_table() {
     let span = 256 << 20;
     let config = ArenaConfig {
         capacity_bytes: span,
+        capacity_max_bytes: 0,
         block_bytes: span,
         pages: PagePolicy::Preferred,
         lock: LockPolicy::Off,
+        numa: crate::memory::NumaPolicy::Off,
+        node: None,
     };
     let (source, target) = (Arena::map(&config).unwrap(), Arena::map(&config).unwrap());
-    println!("pages: {}, {}", source.block(0).kind(), target.block(0).kind());
+    println!("pages: {}, {}", source.block(0).unwrap().kind(), target.block(0).unwrap().kind());
     let started = Instant::now();
     println!("calibration: {:?} in {:?}", calibrate(), started.elapsed());
     let methods: Vec<_> = available().collect();

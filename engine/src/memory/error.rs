@@ -49,7 +49,7 @@ pub enum MemoryError {
         /// Bytes there are.
         available_bytes: u64,
         /// Name of the limit, for instance `MemAvailable`.
-        limit: &'static str,
+        limit: String,
     },
     /// Address space could not be had.
     #[error(

@@ -12,12 +12,14 @@
 //! | file | what |
 //! |---|---|
 //! | `config.rs` | policies and sizes, and what is allowed for them |
-//! | `arena.rs` | the blocks of one shard and the report on them |
+//! | `arena.rs` | the blocks of one shard, added and taken out, and the report on them |
+//! | `mapper.rs` | blocks mapped down the ladder, and warnings |
 //! | `pages.rs` | one block's mapping: a rung of the ladder, populated |
+//! | `numa.rs` | nodes: asked for, and read back |
 //! | `memlock.rs` | `mlock` and RLIMIT_MEMLOCK |
 //! | `procfs.rs` | what the kernel says: hugepage pool, THP, smaps, free memory |
 //! | `extents.rs` | [`Extent`] and the small list of them |
-//! | `allocator.rs`, `bins.rs` | best fit over granules |
+//! | `allocator.rs`, `allocator_blocks.rs`, `bins.rs` | best fit over granules; blocks that come and go |
 //! | `copy.rs`, `copy/` | the copying primitive, per instruction set, and its calibration |
 
 mod allocator;
@@ -27,15 +29,18 @@ mod config;
 pub mod copy;
 mod error;
 mod extents;
+mod mapper;
 mod memlock;
+mod numa;
 mod pages;
 mod procfs;
 
-pub use allocator::ExtentAllocator;
+pub use allocator::{BlockState, ExtentAllocator};
 pub use arena::{Arena, ArenaReport, Block};
-pub use config::{ArenaConfig, LockPolicy, MAX_BLOCK_BYTES, MIN_BLOCK_BYTES, PageKind, PagePolicy};
+pub use config::{ArenaConfig, LockPolicy, MAX_BLOCK_BYTES, MIN_BLOCK_BYTES, NumaPolicy, PageKind, PagePolicy};
 pub use error::MemoryError;
 pub use extents::{Extent, ExtentList};
+pub use mapper::Mapper;
 pub use memlock::{MemlockLimit, memlock_limit};
 pub use procfs::{HugepagePool, ThpMode, hugepage_pool, thp_mode};
 

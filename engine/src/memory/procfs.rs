@@ -5,9 +5,10 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
-use std::path::Path;
 
 use serde::Serialize;
+
+use crate::machine::Machine;
 
 /// The kernel's pool of explicit hugepages of the default size.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq, Serialize)]
@@ -73,25 +74,14 @@ pub(super) fn thp_page_bytes() -> usize {
         .unwrap_or(0)
 }
 
-/// The tightest limit on memory that is known, with its name: what the machine has available, or the limit
-/// of the control group (v2) of this process or of one above it.
-pub(super) fn memory_limit() -> Option<(u64, &'static str)> {
+/// The tightest limit on memory that is known, with its name: what the machine has available, or what is left
+/// below the limit of a control group that this process is in.
+pub(super) fn memory_limit() -> Option<(u64, String)> {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let available = meminfo_bytes(&meminfo, "MemAvailable:").map(|bytes| (bytes, "MemAvailable"));
-    let group = cgroup_limit_bytes().map(|bytes| (bytes, "memory.max of the control group"));
+    let available = meminfo_bytes(&meminfo, "MemAvailable:").map(|bytes| (bytes, "MemAvailable".to_owned()));
+    let group = Machine::here().group_memory();
+    let group = group.map(|limit| (limit.available_bytes, format!("what is left below {}", limit.file)));
     available.into_iter().chain(group).min_by_key(|(bytes, _)| *bytes)
-}
-
-fn cgroup_limit_bytes() -> Option<u64> {
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let path = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    Path::new("/sys/fs/cgroup")
-        .join(path)
-        .ancestors()
-        .take_while(|directory| directory.starts_with("/sys/fs/cgroup"))
-        .filter_map(|directory| fs::read_to_string(directory.join("memory.max")).ok())
-        .filter_map(|text| text.trim().parse().ok())
-        .min()
 }
 
 fn meminfo_bytes(meminfo: &str, name: &str) -> Option<u64> {

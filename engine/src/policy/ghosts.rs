@@ -50,6 +50,14 @@ impl Ghosts {
         }
     }
 
+    /// Changes the budget; the oldest that no longer fit are forgotten.
+    pub(super) fn set_budget(&mut self, budget_granules: u64) {
+        self.budget_granules = budget_granules;
+        while self.granules > self.budget_granules && self.places_used > 1 {
+            self.forget_oldest();
+        }
+    }
+
     /// Remembers a key. One that is remembered already becomes the newest.
     pub(super) fn insert(&mut self, fingerprint: u32, granules: u32) {
         self.take(fingerprint);
@@ -192,6 +200,18 @@ mod tests {
             }
             prop_assert_eq!(ghosts.granules, 0);
         }
+    }
+
+    #[test]
+    fn a_smaller_budget_forgets_the_oldest() {
+        let mut ghosts = Ghosts::new(8, 100);
+        (0..5).for_each(|fingerprint| ghosts.insert(fingerprint, 20));
+        ghosts.set_budget(45);
+        ghosts.validate();
+        assert_eq!([2, 3, 4].map(|fingerprint| ghosts.take(fingerprint)), [false, true, true]);
+        ghosts.set_budget(100);
+        (0..5).for_each(|fingerprint| ghosts.insert(fingerprint, 20));
+        assert!(ghosts.take(0), "a larger one remembers more again");
     }
 
     #[test]

@@ -61,6 +61,11 @@ pub trait Policy: Send {
     /// that it meets move to the new end of their queue.
     fn evict(&mut self, slots: &mut dyn Slots) -> Option<u32>;
 
+    /// The memory that values have together is from now on `capacity_granules`.
+    fn resized(&mut self, capacity_granules: u64) {
+        let _ = capacity_granules;
+    }
+
     /// Number of slots it has.
     fn len(&self) -> usize;
 

@@ -72,14 +72,13 @@ impl S3Fifo {
     pub fn new(slots: u32, capacity_granules: u64, shape: S3FifoShape) -> Self {
         assert!(shape.small_percent <= 100, "{shape:?}");
         assert!((1..=HITS_MAX).contains(&shape.promote_hits), "{shape:?}");
-        let ghost_granules = u128::from(capacity_granules) * u128::from(shape.ghost_percent) / 100;
         Self {
             links: Links::new(slots),
             small: Queue::new(SMALL),
             main: Queue::new(MAIN),
             shape,
             fingerprints: vec![0; slots as usize].into(),
-            ghosts: Ghosts::new(slots, u64::try_from(ghost_granules).unwrap_or(u64::MAX)),
+            ghosts: Ghosts::new(slots, ghost_granules(capacity_granules, shape)),
         }
     }
 
@@ -137,6 +136,11 @@ impl S3Fifo {
     }
 }
 
+fn ghost_granules(capacity_granules: u64, shape: S3FifoShape) -> u64 {
+    let granules = u128::from(capacity_granules) * u128::from(shape.ghost_percent) / 100;
+    u64::try_from(granules).unwrap_or(u64::MAX)
+}
+
 impl Policy for S3Fifo {
     fn name(&self) -> &'static str {
         "s3fifo"
@@ -168,6 +172,11 @@ impl Policy for S3Fifo {
         // What is left in `small` was pinned. In `main` there may be newcomers that moved after it was swept,
         // or slots hit faster than the sweep counted down: a busy cache is not a pinned one.
         victim.or_else(|| self.main.evict_oldest(&mut self.links, slots))
+    }
+
+    /// `small`'s share is of what is resident and follows by itself; what the ghosts stand for follows here.
+    fn resized(&mut self, capacity_granules: u64) {
+        self.ghosts.set_budget(ghost_granules(capacity_granules, self.shape));
     }
 
     fn len(&self) -> usize {

@@ -55,7 +55,7 @@ pub use store::ServerStats;
 use std::future::Future;
 use std::rc::Rc;
 
-use crate::memory::{Arena, ArenaConfig, ArenaReport};
+use crate::memory::{Arena, ArenaConfig, ArenaReport, NumaPolicy};
 use crate::{Address, Error, Result};
 use accept::Shared;
 use listen::Listener;
@@ -102,9 +102,13 @@ impl Server {
         let first_epoch = store::random_epoch()?;
         let arena = Arena::map(&ArenaConfig {
             capacity_bytes: config.capacity_bytes,
+            capacity_max_bytes: 0,
             block_bytes: config.block_bytes,
             pages: config.pages,
             lock: config.lock,
+            // Its one thread is not pinned.
+            numa: NumaPolicy::Off,
+            node: None,
         })?;
         Ok(Server { runtime, listeners, local_addrs, arena, config, first_epoch })
     }
@@ -115,7 +119,7 @@ impl Server {
     }
 
     /// What memory was obtained.
-    pub fn memory_report(&self) -> &ArenaReport {
+    pub fn memory_report(&self) -> ArenaReport {
         self.arena.report()
     }
 

@@ -107,7 +107,10 @@ impl Reactor {
         let on_trial = |id: &u64| self.lanes.get(id).is_some_and(|lane| lane.suspect);
         let trial = self.peers[peer_index].lanes.iter().any(on_trial);
         for head in [false, true] {
-            while !head || heads_too {
+            if head && !heads_too {
+                break;
+            }
+            loop {
                 let queues = &self.peers[peer_index].queues;
                 let queue = if head { &queues.heads } else { &queues.small };
                 let unsuspected = |id: &FillId| !self.fills.get(*id).is_some_and(Fill::is_suspect);

@@ -10,6 +10,8 @@
 //! | `value` | published values and leases |
 //! | `store` | slots, extents and eviction kept in step; no I/O |
 //! | `fills`, `transfer` | single flight; a value's parts; no I/O |
+//! | `resize` | blocks mapped and unmapped while the shard works |
+//! | `placement` | cores and nodes of the shards; no I/O |
 //! | `peers` | choice of the peer, back-off; no I/O |
 //! | `absent` | keys that the origin lately said it does not have; no I/O |
 //! | `lane` | one connection and the buffers that the kernel may touch |
@@ -28,7 +30,9 @@ mod fills;
 mod groups;
 mod lane;
 mod peers;
+mod placement;
 mod reactor;
+mod resize;
 pub(crate) mod request;
 mod room;
 pub(crate) mod shared;
@@ -47,6 +51,7 @@ pub use value::{Lease, Segments};
 use crate::bell::Bell;
 use crate::config::Config;
 use crate::fork::ForkGuard;
+use crate::machine::{Machine, cores};
 use crate::memory::{Arena, ArenaConfig, ArenaReport, ExtentAllocator, LockPolicy};
 use crate::table::Table;
 use crate::{Error, Result, policy};
@@ -62,6 +67,11 @@ use store::Store;
 pub struct ShardReport {
     /// Core that the thread is pinned to, if it is.
     pub core: Option<usize>,
+    /// NUMA node of that core, or the one node of all cores that it may run on.
+    pub node: Option<u32>,
+    /// What is worse than it could be about cores and CPU time, each with the way to mend it. What concerns all
+    /// shards stands with the first.
+    pub warnings: Vec<String>,
     /// Memory of the arena.
     pub arena: ArenaReport,
     /// What it moves bytes with.
@@ -81,19 +91,38 @@ pub(crate) struct Shard {
     pub(crate) thread: JoinHandle<()>,
 }
 
+/// Where one shard runs.
+struct Place {
+    core: Option<usize>,
+    node: Option<u32>,
+    /// What is to be reported about the placement of all.
+    warnings: Vec<String>,
+}
+
 type Ready = Result<(Arc<Shared>, ShardReport)>;
 
 /// Starts all shards at once, each populating its own arena on its own core, and waits until all are ready.
 /// If one cannot start, those that did are ended again.
 pub(crate) fn start(config: &Arc<Config>) -> Result<Vec<Shard>> {
-    let cores = choose_cores(config)?;
+    let machine = Machine::here();
+    let allowed = cores::allowed()?;
+    let mut placement =
+        placement::place(config, &allowed, &machine.topology(), machine.cpu_quota().as_ref())?;
+    for warning in &placement.warnings {
+        tracing::warn!("{warning}");
+    }
+    let config = &match placement.no_spinning {
+        true => Arc::new(Config { spin_us: 0, ..(**config).clone() }),
+        false => config.clone(),
+    };
     let mut starting = Vec::new();
-    for (index, core) in cores.into_iter().enumerate() {
+    for (index, (core, node)) in placement.cores.into_iter().zip(placement.nodes).enumerate() {
+        let place = Place { core, node, warnings: std::mem::take(&mut placement.warnings) };
         let (ready, is_ready) = mpsc::sync_channel::<Ready>(1);
         let config = config.clone();
         let thread = std::thread::Builder::new()
             .name(format!("hotslice-{index}"))
-            .spawn(move || run(index, core, &config, &ready))
+            .spawn(move || run(index, place, &config, &ready))
             .map_err(|error| Error::ShardStart {
                 shard: index,
                 reason: format!("cannot start a thread: {error} (limits: ulimit -u, TasksMax=, pids.max)").into(),
@@ -136,11 +165,11 @@ pub(crate) fn end(shards: Vec<Shard>) {
 /// The thread of one shard.
 fn run(
     index: usize,
-    core: Option<usize>,
+    place: Place,
     config: &Arc<Config>,
     ready: &mpsc::SyncSender<Ready>,
 ) {
-    let mut reactor = match set_up(index, core, config) {
+    let mut reactor = match set_up(index, place, config) {
         Err(error) => {
             let _ = ready.send(Err(error));
             return;
@@ -167,21 +196,26 @@ fn run(
 
 fn set_up(
     index: usize,
-    core: Option<usize>,
+    place: Place,
     config: &Arc<Config>,
 ) -> Result<(Reactor, ShardReport)> {
     let started = std::time::Instant::now();
     let failed = |reason: String| Error::ShardStart { shard: index, reason: reason.into() };
+    let Place { core, node, warnings } = place;
     if let Some(core) = core {
-        pin_to(core).map_err(|error| failed(format!("cannot run on core {core}: {error}")))?;
+        cores::pin_to(core).map_err(|error| failed(format!("cannot run on core {core}: {error}")))?;
     }
     let arena = Arena::map(&ArenaConfig {
         capacity_bytes: usize::try_from(config.shard_bytes())
+            .map_err(|_| failed("capacity exceeds the address space".to_owned()))?,
+        capacity_max_bytes: usize::try_from(config.shard_bytes_max())
             .map_err(|_| failed("capacity exceeds the address space".to_owned()))?,
         block_bytes: usize::try_from(config.block_bytes)
             .map_err(|_| failed("block size exceeds the address space".to_owned()))?,
         pages: config.pages,
         lock: config.lock,
+        numa: config.numa,
+        node,
     })?;
     for warning in &arena.report().warnings {
         tracing::warn!(shard = index, "{warning}");
@@ -200,15 +234,22 @@ fn set_up(
             tracing::warn!(shard = index, "blocks are not registered with the ring: {reason}");
         }
     }
-    let slots = config.shard_slots(arena.bytes() as u64);
+    // For as many values as the arena can ever hold: tables do not grow.
+    let slots = config.shard_slots((arena.block_count_max() * arena.block_bytes()) as u64);
     let bell = Arc::new(Bell::new()?);
     let wake = bell.clone();
     let (table, writer) = Table::new(slots, Box::new(move || wake.nudge()));
-    let extents = ExtentAllocator::new(arena.block_count() as u32, arena.granules_per_block());
+    let extents = ExtentAllocator::with_room(
+        arena.block_count() as u32,
+        arena.block_count_max() as u32,
+        arena.granules_per_block(),
+    );
     let policy = policy::build(config.policy, slots, u64::from(extents.total_granules()));
     let report = ShardReport {
         core,
-        arena: arena.report().clone(),
+        node,
+        warnings,
+        arena: arena.report(),
         transport: transport.report().clone(),
         slots,
         table_bytes: Table::<value::Value>::bytes_for(slots),
@@ -219,46 +260,4 @@ fn set_up(
     shared.counters.arena_bytes.set(shared.arena.bytes() as u64);
     let store = Store::new(writer, extents, policy);
     Ok((Reactor::new(shared, config.clone(), store, transport), report))
-}
-
-/// One core per shard, or none where pinning would only get in the way.
-fn choose_cores(config: &Config) -> Result<Vec<Option<usize>>> {
-    let allowed = allowed_cores()?;
-    if config.cores.is_empty() {
-        let pin = allowed.len() > 1 && config.shards <= allowed.len();
-        return Ok((0..config.shards).map(|i| pin.then(|| allowed[i])).collect());
-    }
-    for core in &config.cores {
-        if !allowed.contains(core) {
-            return Err(Error::Config {
-                setting: "cores",
-                value: core.to_string(),
-                allowed: format!("cores that this process may run on: {allowed:?}"),
-            });
-        }
-    }
-    Ok(config.cores.iter().copied().map(Some).collect())
-}
-
-fn allowed_cores() -> Result<Vec<usize>> {
-    // SAFETY: all-zero bytes are a valid, empty set.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: passes the address and size of a local.
-    if unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) } != 0 {
-        return Err(crate::error::system("sched_getaffinity"));
-    }
-    // SAFETY: reads a local; the index is below CPU_SETSIZE.
-    Ok((0..libc::CPU_SETSIZE as usize).filter(|&core| unsafe { libc::CPU_ISSET(core, &set) }).collect())
-}
-
-fn pin_to(core: usize) -> std::io::Result<()> {
-    // SAFETY: all-zero bytes are a valid, empty set.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: writes a local; `core` came from a set of this size.
-    unsafe { libc::CPU_SET(core, &mut set) };
-    // SAFETY: passes the address and size of a local.
-    match unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set) } {
-        0 => Ok(()),
-        _ => Err(std::io::Error::last_os_error()),
-    }
 }

@@ -6,6 +6,7 @@ use super::fills::{Fill, FillId, Fills, Stage};
 use super::groups::{Group, GroupId};
 use super::lane::Lane;
 use super::peers::{self, Peer};
+use super::resize::Resizing;
 use super::request::{Answer, Fetch, Request, Reservation, Scope, Waiter};
 use super::room::Starving;
 use super::shared::Shared;
@@ -44,6 +45,7 @@ pub(super) struct Reactor {
     pub(super) last_group: GroupId,
     pub(super) last_lane: u64,
     last_request: u64,
+    pub(super) resizing: Resizing,
     /// Deadlines of fills, earliest first. Outdated entries are skipped when they come up.
     pub(super) deadlines: BinaryHeap<Reverse<(Instant, FillId)>>,
     /// Peers with queued fills that were not yet looked at.
@@ -75,6 +77,7 @@ impl Reactor {
             last_group: 0,
             last_lane: 0,
             last_request: 0,
+            resizing: Resizing::default(),
             deadlines: BinaryHeap::new(),
             pending_peers: Vec::new(),
             bell_armed: false,
@@ -99,6 +102,7 @@ impl Reactor {
             // Also when nobody wants room: the gauges tell what is in use.
             self.store.reclaim(&self.shared.counters);
             self.try_groups();
+            self.go_on_resizing();
             self.feed_starving();
             for peer in std::mem::take(&mut self.pending_peers) {
                 self.dispatch(peer);
@@ -170,6 +174,7 @@ impl Reactor {
                 }
                 Request::Commit { reservation, crc32c, waiter } => self.commit(reservation, crc32c, waiter),
                 Request::Invalidate { scope, waiter } => self.invalidate(&scope, waiter),
+                Request::Resize { blocks, waiter } => self.resize(blocks, waiter),
                 Request::Shutdown => self.stop(),
             }
         }
@@ -348,6 +353,7 @@ impl Reactor {
     fn stop(&mut self) {
         self.stopping = true;
         self.shared.close();
+        self.resizing = Resizing::default();
         self.starving.clear();
         self.groups.clear();
         let ids: Vec<FillId> = self.fills.iter().map(|(id, _)| id).collect();
@@ -365,6 +371,7 @@ impl Reactor {
 
     /// After a panic: answers everybody, and touches nothing that the kernel may own.
     pub(super) fn abandon(&mut self) {
+        self.resizing = Resizing::default();
         self.starving.clear();
         self.groups.clear();
         self.fills = Fills::default();

@@ -120,6 +120,8 @@ pub(crate) enum Request {
     Commit { reservation: Reservation, crc32c: u32, waiter: Waiter },
     /// Forget values.
     Invalidate { scope: Scope, waiter: Waiter },
+    /// Change the arena to so many blocks. Answered when that is done.
+    Resize { blocks: u32, waiter: Waiter },
     /// End.
     Shutdown,
 }
@@ -136,7 +138,8 @@ impl Request {
             Request::Group { members, .. } => members.into_iter().for_each(|member| member.settle(error)),
             Request::Reserve { waiter, .. }
             | Request::Commit { waiter, .. }
-            | Request::Invalidate { waiter, .. } => waiter.fail(error.clone()),
+            | Request::Invalidate { waiter, .. }
+            | Request::Resize { waiter, .. } => waiter.fail(error.clone()),
             Request::Shutdown => {}
         }
     }

@@ -6,8 +6,11 @@ use crate::key::{Key, OwnedKey};
 use crate::memory::{ExtentAllocator, ExtentList, GRANULE_BYTES, granules_for};
 use crate::policy::{Policy, Slots};
 use crate::stats::ShardCounters;
-use crate::table::{Evict, Pin, Writer};
+use crate::table::{Evict, Pin, WakeOn, Writer};
 use std::collections::HashMap;
+
+#[path = "store_blocks.rs"]
+mod blocks;
 
 /// Room for one value: a reserved slot and its extents. Must go back through [`Store`].
 #[must_use = "room that is not published or cancelled is lost"]
@@ -39,12 +42,13 @@ impl Store {
         Self { writer, extents, policy, reserved: HashMap::new(), starved: false }
     }
 
+    /// Bytes that values can have together: without what a resize is taking out.
     pub(crate) fn arena_bytes(&self) -> u64 {
         u64::from(self.extents.total_granules()) * GRANULE_BYTES as u64
     }
 
     fn used_bytes(&self) -> u64 {
-        self.arena_bytes() - u64::from(self.extents.free_granules()) * GRANULE_BYTES as u64
+        u64::from(self.extents.used_granules()) * GRANULE_BYTES as u64
     }
 
     /// Bytes that neither are free nor can be evicted now: pinned values, fills and reservations.
@@ -71,9 +75,9 @@ impl Store {
         self.reclaim(counters);
         let room = self.try_reserve(hash, granules, counters);
         if room.is_none() && !self.starved {
-            // Announce the need, then look once more: see `Writer::set_starved`.
+            // Announce the need, then look once more: see `Writer::set_wake_on`.
             self.starved = true;
-            self.writer.set_starved(true);
+            self.ask_to_be_woken();
             counters.starvations.add(1);
             self.reclaim(counters);
             return self.try_reserve(hash, granules, counters).ok_or(NoRoom::Pinned);
@@ -102,8 +106,17 @@ impl Store {
     pub(crate) fn sated(&mut self) {
         if self.starved {
             self.starved = false;
-            self.writer.set_starved(false);
+            self.ask_to_be_woken();
         }
+    }
+
+    fn ask_to_be_woken(&self) {
+        self.writer.set_wake_on(match () {
+            () if self.starved => WakeOn::Anything,
+            // What is in use in retiring blocks is condemned, or comes back with a bell of its own.
+            () if self.extents.retiring_blocks() > 0 => WakeOn::Condemned,
+            () => WakeOn::Nothing,
+        });
     }
 
     fn evict_one(&mut self, counters: &ShardCounters) -> Option<()> {
@@ -126,6 +139,7 @@ impl Store {
 
     fn gauge(&self, counters: &ShardCounters) {
         counters.used_bytes.set(self.used_bytes());
+        self.gauge_blocks(counters);
         counters.condemned.set(u64::from(self.writer.condemned_slots()));
         counters.reservations.set(self.reserved.len() as u64);
     }
@@ -171,6 +185,8 @@ impl Store {
         let old = self.lookup(hash, value.key.borrow());
         let granules = granules_for(value.len).max(1) as u32;
         let len = value.len;
+        // What was under way while its block was taken out goes with it.
+        let keep = keep && !self.is_retiring(&value.extents);
         let pins = self.writer.publish(slot, hash, value, pins, old);
         self.policy.inserted(slot, granules, hash);
         counters.entries.add(1);

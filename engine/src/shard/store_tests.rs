@@ -16,6 +16,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 const BLOCKS: u32 = 3;
+const BLOCKS_MAX: u32 = 5;
 const GRANULES_PER_BLOCK: u32 = 16;
 const SLOTS: u32 = 12;
 
@@ -42,12 +43,15 @@ fn hash(key: u8) -> u64 {
 impl Bed {
     fn new(kind: PolicyKind) -> Self {
         let (table, writer) = Table::new(SLOTS, Box::new(|| {}));
-        let extents = ExtentAllocator::new(BLOCKS, GRANULES_PER_BLOCK);
+        let extents = ExtentAllocator::with_room(BLOCKS, BLOCKS_MAX, GRANULES_PER_BLOCK);
         let policy = policy::build(kind, SLOTS, u64::from(extents.total_granules()));
+        let counters = ShardCounters::default();
+        // As at the start of a shard.
+        counters.arena_bytes.set(u64::from(BLOCKS * GRANULES_PER_BLOCK) * 4096);
         Self {
             store: Store::new(writer, extents, policy),
             table,
-            counters: ShardCounters::default(),
+            counters,
             resident: HashMap::new(),
             held: Vec::new(),
             filling: Vec::new(),
@@ -70,8 +74,8 @@ impl Bed {
     }
 
     fn reserve(&mut self, k: u8, len: u64) {
-        let used = self.counters.used_bytes.get() / 4096;
-        let could = u64::from(BLOCKS * GRANULES_PER_BLOCK) - used + self.unpinned_granules();
+        let total = u64::from(self.store.blocks() * GRANULES_PER_BLOCK);
+        let could = self.free_granules() + self.unpinned_granules();
         let before = self.resident.len();
         match self.store.reserve(hash(k), len, &self.counters) {
             Ok(room) => {
@@ -79,7 +83,7 @@ impl Bed {
                 assert_eq!(granules, granules_for(len));
                 self.filling.push((room, k, len));
             }
-            Err(NoRoom::Never) => assert!(granules_for(len) > u64::from(BLOCKS * GRANULES_PER_BLOCK)),
+            Err(NoRoom::Never) => assert!(granules_for(len) > total),
             Err(NoRoom::Pinned) => {
                 let slots_left = self.held.len() + self.filling.len() >= SLOTS as usize;
                 assert!(could < granules_for(len) || slots_left, "{could} granules could be had for {len} bytes");
@@ -90,6 +94,34 @@ impl Bed {
         assert!(self.resident.len() <= before);
     }
 
+    fn free_granules(&self) -> u64 {
+        u64::from(self.store.free_granules())
+    }
+
+    /// Takes blocks out or in until there are `blocks`, as the reactor does.
+    fn resize(&mut self, blocks: u32) {
+        let before = self.resident.clone();
+        while self.store.blocks() < blocks && self.store.keep_block(&self.counters) {}
+        while self.store.take_retired(&self.counters).is_some() {}
+        if self.store.blocks() > blocks {
+            self.store.shrink_to(blocks, &self.counters);
+        }
+        while self.store.blocks() < blocks {
+            let block = self.store.block_to_add().unwrap();
+            self.store.add_block(block, &self.counters);
+        }
+        assert_eq!(self.store.blocks(), blocks);
+        self.sync();
+        let gone = (before.len() - self.resident.len()) as u64;
+        assert!(gone == 0 || blocks < BLOCKS_MAX, "growing costs nothing");
+        let mapped = u64::from(GRANULES_PER_BLOCK) * 4096;
+        let out = self.counters.retiring_bytes.get();
+        assert_eq!(self.counters.arena_bytes.get(), u64::from(blocks) * mapped + out);
+        // What is neither pinned nor being filled is no reason to stay.
+        assert!(out == 0 || !self.held.is_empty() || !self.filling.is_empty() || self.store.has_retired());
+        assert!(self.store.retiring_blocks() == 0 || !self.held.is_empty() || !self.filling.is_empty());
+    }
+
     fn publish(&mut self, keep: bool) {
         let Some((room, k, len)) = self.filling.pop() else { return };
         let slot = room.slot;
@@ -97,8 +129,11 @@ impl Bed {
         let pins = self.store.publish(slot, hash(k), value, 1, keep, &self.counters);
         self.held.extend(pins.into_iter().map(|pin| (pin, k, len)));
         self.resident.remove(&k);
-        if keep {
+        // What is published into a block that is on its way out does not stay.
+        if keep && self.store.lookup(hash(k), key(k).borrow()) == Some(slot) {
             self.resident.insert(k, (slot, len));
+        } else {
+            assert!(!keep || self.store.retiring_blocks() > 0, "a published value is gone");
         }
     }
 
@@ -115,7 +150,7 @@ impl Bed {
 }
 
 fn step() -> impl Strategy<Value = (u8, u8, u64)> {
-    (0u8..8, 0u8..10, prop_oneof![Just(0u64), 1u64..9_000, 1u64..250_000])
+    (0u8..9, 0u8..10, prop_oneof![Just(0u64), 1u64..9_000, 1u64..250_000])
 }
 
 proptest! {
@@ -141,6 +176,7 @@ proptest! {
                     bed.table.release(pin);
                     bed.store.reclaim(&bed.counters);
                 },
+                8 => bed.resize(1 + u32::from(k) % BLOCKS_MAX),
                 _ => {
                     let scope = match k {
                         0..=5 => Scope::Key(hash(k), key(k)),
@@ -164,5 +200,8 @@ proptest! {
         bed.store.invalidate(&Scope::All, &bed.counters);
         bed.store.reclaim(&bed.counters);
         prop_assert_eq!((bed.counters.used_bytes.get(), bed.counters.condemned.get()), (0, 0));
+        prop_assert_eq!(bed.store.retiring_blocks(), 0, "a block whose last pin went stays");
+        bed.resident.clear();
+        bed.check();
     }
 }

@@ -4,6 +4,7 @@
 //! not ordered, which is what a use after reuse would be.
 
 use super::*;
+use crate::sync::AtomicBool;
 use loom::cell::UnsafeCell as Tracked;
 use loom::thread;
 
@@ -148,10 +149,33 @@ fn starvation_loses_no_wake_up() {
             let (table, pin) = (table.clone(), pins.remove(0));
             thread::spawn(move || table.release(pin))
         };
-        writer.set_starved(true);
+        writer.set_wake_on(WakeOn::Anything);
         let found = matches!(writer.evict(slot), Evict::Freed(_));
         reader.join().unwrap();
         assert!(found || woken.load(Ordering::Relaxed), "asleep beside an evictable slot");
+    });
+}
+
+/// A shard that waits for a condemned slot finds it returned, or is woken by its last release.
+#[test]
+fn the_last_release_of_a_condemned_slot_wakes() {
+    loom::model(|| {
+        let woken = Arc::new(AtomicBool::new(false));
+        let seen = woken.clone();
+        let (table, mut writer) = Table::new(1, Box::new(move || seen.store(true, Ordering::Relaxed)));
+        let bytes = extent();
+        fill(&bytes, 100);
+        let slot = writer.reserve(0).unwrap();
+        let mut pins = writer.publish(slot, 0, entry(1, &bytes), 1, None);
+        let reader = {
+            let (table, pin) = (table.clone(), pins.remove(0));
+            thread::spawn(move || table.release(pin))
+        };
+        let freed = matches!(writer.condemn(slot, true), Evict::Freed(_));
+        writer.set_wake_on(WakeOn::Condemned);
+        let found = freed || writer.reclaim().is_some();
+        reader.join().unwrap();
+        assert!(found || woken.load(Ordering::Relaxed), "asleep beside a slot that came back");
     });
 }
 

@@ -26,8 +26,8 @@ mod writer;
 pub(crate) use writer::{Evict, Writer};
 
 use crate::sync::{
-    Arc, ArrayQueue, AtomicBool, AtomicU8, AtomicU64, Ordering, UnsafeCell, fence,
-    fence_after_read_modify_write, prefetch_line,
+    Arc, ArrayQueue, AtomicU8, AtomicU64, Ordering, UnsafeCell, fence, fence_after_read_modify_write,
+    prefetch_line,
 };
 use index::Index;
 use lines::Lines;
@@ -62,10 +62,21 @@ pub(crate) struct Table<E> {
     /// Condemned slots whose last pin went, on their way back to the shard. Each slot is in it at most
     /// once, and its capacity is the number of slots: a push never fails.
     returned: ArrayQueue<u32>,
-    /// The shard found nothing to evict and sleeps until a pin goes.
-    starved: AtomicBool,
-    /// Wakes the shard; called by the release that may end its starvation.
+    /// Which releases the shard waits for: a [`WakeOn`].
+    wake_on: AtomicU8,
+    /// Wakes the shard; called by the release that it may wait for.
     wake: Wake,
+}
+
+/// Which releases of pins wake the shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WakeOn {
+    /// None: it will look by itself.
+    Nothing = 0,
+    /// The last release of a condemned slot: it waits for memory that cannot be found any more.
+    Condemned = 1,
+    /// Every last release: it found nothing to evict and waits for anything.
+    Anything = 2,
 }
 
 /// How a release wakes the shard.
@@ -81,7 +92,7 @@ unsafe impl<E: Send + Sync> Send for Table<E> {}
 
 impl<E> Table<E> {
     /// A table of `slots` slots and the one handle that may write it. `wake` is called on readers' threads,
-    /// only while the writer is starved ([`Writer::set_starved`]); it must not block.
+    /// only while the writer asks for it ([`Writer::set_wake_on`]); it must not block.
     pub(crate) fn new(slots: u32, wake: Wake) -> (Arc<Self>, Writer<E>) {
         assert!(slots > 0 && slots < u32::MAX, "a table has 1 to 2^32 - 2 slots");
         let table = Arc::new(Self {
@@ -92,7 +103,7 @@ impl<E> Table<E> {
             }),
             index: Index::new(slots),
             returned: ArrayQueue::new(slots as usize),
-            starved: AtomicBool::new(false),
+            wake_on: AtomicU8::new(WakeOn::Nothing as u8),
             wake,
         });
         let writer = Writer::new(table.clone());
@@ -181,10 +192,10 @@ impl<E> Table<E> {
         if before.pins() > 1 {
             return;
         }
-        // The shard stores `starved` and then looks for slots without pins (and for returned ones); this thread
-        // gave up the pin (and pushed), and then looks at `starved`. With a full fence between the two steps
+        // The shard stores `wake_on` and then looks for slots without pins (and for returned ones); this thread
+        // gave up the pin (and pushed), and then looks at `wake_on`. With a full fence between the two steps
         // on both sides at least one sees the other.
-        if before.phase() == Phase::Condemned {
+        let enough = if before.phase() == Phase::Condemned {
             // Acquire: the pins that were released before this one must happen before the shard, which gets
             // the slot from this thread through the queue, reuses the bytes.
             fence(Ordering::Acquire);
@@ -192,10 +203,13 @@ impl<E> Table<E> {
                 unreachable!("a condemned slot has one last pin, and the queue holds every slot");
             }
             fence(Ordering::SeqCst);
+            WakeOn::Condemned
         } else {
             fence_after_read_modify_write();
-        }
-        if self.starved.load(Ordering::Relaxed) {
+            WakeOn::Anything
+        };
+        // Relaxed: the fences order it.
+        if self.wake_on.load(Ordering::Relaxed) >= enough as u8 {
             (self.wake)();
         }
     }

@@ -92,13 +92,20 @@ fn only_a_starved_shard_is_woken() {
         }),
     );
     publish(&mut writer, 1);
-    let once = |writer: &Writer<u64>, starved| {
-        writer.set_starved(starved);
+    let once = |writer: &Writer<u64>, wake_on| {
+        writer.set_wake_on(wake_on);
         let pin = table.acquire(1, |_| true).unwrap();
         table.release(pin);
         woken.load(Ordering::Relaxed)
     };
-    assert_eq!((once(&writer, false), once(&writer, true), once(&writer, false)), (0, 1, 1));
+    assert_eq!((once(&writer, WakeOn::Nothing), once(&writer, WakeOn::Anything)), (0, 1));
+    assert_eq!((once(&writer, WakeOn::Nothing), once(&writer, WakeOn::Condemned)), (1, 1));
+    // The last release of a condemned slot is what the middle one waits for.
+    let pin = table.acquire(1, |_| true).unwrap();
+    assert!(matches!(writer.condemn(0, true), Evict::Pinned));
+    table.release(pin);
+    assert_eq!(woken.load(Ordering::Relaxed), 2);
+    assert!(writer.reclaim().is_some());
 }
 
 #[derive(Clone, Debug)]

@@ -1,7 +1,7 @@
 //! The writer's side of the table: the shard thread, alone, moves slots between phases.
 
 use super::free::FreeSlots;
-use super::{Phase, Pin, State, Table};
+use super::{Phase, Pin, State, Table, WakeOn};
 use crate::sync::{Arc, Ordering, fence};
 
 /// What [`Writer::evict`] and [`Writer::condemn`] did.
@@ -149,11 +149,11 @@ impl<E> Writer<E> {
         Some((slot, self.take(slot)))
     }
 
-    /// Says whether the shard waits for pins to go. After `set_starved(true)` the shard must look once more
-    /// for something to evict or reclaim before it sleeps: from then on every last release wakes it.
-    pub(crate) fn set_starved(&self, starved: bool) {
-        self.table.starved.store(starved, Ordering::Relaxed);
-        if starved {
+    /// Says which pins the shard waits for. After asking for more than it did before, the shard must look once
+    /// more for something to evict or reclaim before it sleeps: from then on every such release wakes it.
+    pub(crate) fn set_wake_on(&self, wake_on: WakeOn) {
+        self.table.wake_on.store(wake_on as u8, Ordering::Relaxed);
+        if wake_on != WakeOn::Nothing {
             // Pairs with the fence in `Table::release`.
             fence(Ordering::SeqCst);
         }

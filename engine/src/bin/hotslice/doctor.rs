@@ -1,5 +1,9 @@
 //! `hotslice doctor`: what the cache can use on this machine, what that means, and what mends the rest.
 
+#[path = "doctor_groups.rs"]
+mod groups;
+
+use hotslice::machine::Machine;
 use hotslice::memory::{ThpMode, hugepage_pool, memlock_limit, thp_mode};
 use hotslice::size::{format_bytes, parse_bytes};
 use serde::Serialize;
@@ -69,15 +73,20 @@ impl Finding {
 /// Runs the command.
 pub fn run(args: DoctorArgs) -> ExitCode {
     let root = System(PathBuf::from("/"));
+    let groups = groups::Groups { machine: Machine::here(), capacity: args.capacity };
     let findings = [
         root.kernel(),
         ring(),
         hugepages(args.capacity),
         transparent(),
         memlock(args.capacity),
+        groups.memory(),
+        groups.hugetlb(hugepage_pool().page_bytes),
         files(),
-        root.numa(),
+        groups.nodes(),
         cores(),
+        groups.cpuset(),
+        groups.cpu_quota(),
         root.congestion(),
         root.zero_copy(),
     ];
@@ -170,21 +179,21 @@ fn transparent() -> Finding {
 
 fn memlock(capacity: u64) -> Finding {
     let limit = memlock_limit();
-    // SAFETY: a plain query.
-    let root = unsafe { libc::geteuid() } == 0;
     let hard = limit.hard_bytes.map_or("unlimited".to_owned(), format_bytes);
-    if root || limit.hard_bytes.is_none_or(|bytes| bytes >= capacity) {
-        let meaning = match root {
-            true => "root is not bound by it: blocks can be locked and registered",
+    let capable = if limit.exempt { "CAP_IPC_LOCK" } else { "no CAP_IPC_LOCK" };
+    let found = format!("hard limit {hard}, {capable}");
+    if limit.exempt || limit.hard_bytes.is_none_or(|bytes| bytes >= capacity) {
+        let meaning = match limit.exempt {
+            true => "with CAP_IPC_LOCK it does not bind: blocks can be locked and registered",
             false => "enough to lock and register the blocks",
         };
-        return Finding::ok("RLIMIT_MEMLOCK", format!("hard limit {hard}"), meaning);
+        return Finding::ok("RLIMIT_MEMLOCK", found, meaning);
     }
     Finding::warn(
         "RLIMIT_MEMLOCK",
-        format!("hard limit {hard}"),
+        found,
         format!("less than {}: blocks can be neither locked nor registered", format_bytes(capacity)),
-        "ulimit -l unlimited, systemd LimitMEMLOCK=infinity, docker --ulimit memlock=-1:-1",
+        "ulimit -l unlimited, systemd LimitMEMLOCK=infinity, docker --ulimit memlock=-1:-1 or --cap-add IPC_LOCK",
     )
 }
 
@@ -245,17 +254,6 @@ impl System {
                 "run Linux 5.10 or newer",
             ),
         }
-    }
-
-    fn numa(&self) -> Finding {
-        let nodes = self.read("sys/devices/system/node/online").unwrap_or_else(|| "0".to_owned());
-        let meaning = match nodes.as_str() {
-            "0" => "one node: all memory is equally far",
-            _ => {
-                "each shard populates its arena from its own core, so its memory is local to that core's node"
-            }
-        };
-        Finding::ok("NUMA nodes", nodes, meaning)
     }
 
     fn congestion(&self) -> Finding {

@@ -91,7 +91,7 @@ struct Ready<'a> {
     addresses: &'a [Address],
     pid: u32,
     writable: bool,
-    memory: &'a ArenaReport,
+    memory: ArenaReport,
 }
 
 /// Runs the server until SIGINT or SIGTERM; a second one ends the process at once. Exits with 0 after

@@ -4,7 +4,7 @@
 //! Each byte costs the same copy by the kernel, straight into the same extents; what io_uring saves is the calls.
 
 use super::{LaneOp, SocketAddress, Token, Transport, TransportReport};
-use crate::memory::Arena;
+use crate::memory::{Arena, Block};
 use std::collections::HashMap;
 use std::io::Error;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -172,6 +172,14 @@ impl Transport for Epoll {
         let reason = "epoll has no registered buffers; `register = off` does without".to_owned();
         self.report.not_registered = Some(reason.clone());
         Err(reason)
+    }
+
+    fn block_added(&mut self, _index: usize, _block: &Block) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn block_removed(&mut self, _index: usize) -> Result<(), String> {
+        Ok(())
     }
 
     fn in_flight(&self) -> usize {

@@ -8,7 +8,7 @@ mod epoll;
 mod ring;
 
 use crate::config::TransportKind;
-use crate::memory::Arena;
+use crate::memory::{Arena, Block};
 use crate::{Address, Error, Result};
 use epoll::Epoll;
 use ring::Ring;
@@ -98,6 +98,14 @@ pub(in crate::shard) trait Transport {
     ///
     /// The caller keeps the arena mapped until the transport is dropped.
     fn register(&mut self, arena: &Arena) -> Result<(), String>;
+
+    /// A block was added to the arena: registers it, if the others are registered.
+    ///
+    /// The caller keeps it mapped until [`Transport::block_removed`].
+    fn block_added(&mut self, index: usize, block: &Block) -> Result<(), String>;
+
+    /// A block is about to be unmapped: lets go of it. Where this fails its pages stay with the kernel.
+    fn block_removed(&mut self, index: usize) -> Result<(), String>;
 
     /// Operations that have not been handed out as completed, of every kind.
     fn in_flight(&self) -> usize;

@@ -4,7 +4,7 @@
 //! there. Newer set-up flags are tried from the best downwards, and what was had is reported.
 
 use super::{SocketAddress, Token, Transport, TransportReport};
-use crate::memory::Arena;
+use crate::memory::{Arena, Block};
 use io_uring::{IoUring, Probe, cqueue, opcode, squeue, types};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
@@ -23,6 +23,8 @@ pub(super) struct Ring {
     report: TransportReport,
     /// Operations submitted and not completed, of every kind.
     in_flight: usize,
+    /// By block: whether it is registered. Empty if none can be.
+    registered: Vec<bool>,
     /// Completions taken early, to make room for submissions.
     backlog: Vec<(Token, i32)>,
     /// Target of the eventfd read; boxed so that it stays where it is while the kernel owns it.
@@ -45,10 +47,26 @@ impl Ring {
             ring,
             report,
             in_flight: 0,
+            registered: Vec::new(),
             backlog: Vec::new(),
             bell_buffer: Box::new(0),
             timeout: Box::new(types::Timespec::new()),
         })
+    }
+
+    /// Puts a buffer, or none, into a place of the table of registered ones. Nothing in flight refers to the table
+    /// (receives name addresses), so the kernel lets go of the former one at once.
+    fn update(&mut self, index: usize, buffer: libc::iovec) -> Result<(), String> {
+        // SAFETY: as in `register`.
+        unsafe { self.ring.submitter().register_buffers_update(index as u32, &[buffer], None) }
+            .map_err(|error| format!("io_uring_register: {error} (Linux before 5.13 cannot; ENOMEM: RLIMIT_MEMLOCK)"))?;
+        self.registered[index] = buffer.iov_len > 0;
+        self.count_registered();
+        Ok(())
+    }
+
+    fn count_registered(&mut self) {
+        self.report.registered_blocks = self.registered.iter().filter(|&&registered| registered).count();
     }
 
     fn push(&mut self, entry: squeue::Entry, token: Token) {
@@ -94,18 +112,23 @@ impl Transport for Ring {
     }
 
     fn register(&mut self, arena: &Arena) -> Result<(), String> {
-        let buffers: Vec<libc::iovec> = (0..arena.block_count().min(BUFFERS_MAX))
-            .map(|block| libc::iovec {
-                iov_base: arena.block(block).base().as_ptr().cast(),
-                iov_len: arena.block_bytes(),
-            })
-            .collect();
-        // SAFETY: the blocks are mapped for as long as the ring lives: the shard holds the arena and drops the
-        // ring first.
-        let registered = unsafe { self.ring.submitter().register_buffers(&buffers) };
+        let places = arena.block_count_max().min(BUFFERS_MAX);
+        // A place for every block that there can be, empty where there is none yet.
+        let mut buffers: Vec<libc::iovec> =
+            (0..places).map(|index| arena.block(index).map_or(NO_BUFFER, |block| buffer_of(&block))).collect();
+        // SAFETY: the blocks are mapped for as long as the ring lives or until they are taken out of it: the shard
+        // holds the arena, drops the ring first, and calls `block_removed` before it unmaps.
+        let mut registered = unsafe { self.ring.submitter().register_buffers(&buffers) };
+        if registered.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EFAULT)) {
+            // Linux before 5.13 knows no empty places. At start the blocks that are there come first.
+            buffers.retain(|buffer| buffer.iov_len > 0);
+            // SAFETY: as above.
+            registered = unsafe { self.ring.submitter().register_buffers(&buffers) };
+        }
         match registered {
             Ok(()) => {
-                self.report.registered_blocks = buffers.len();
+                self.registered = buffers.iter().map(|buffer| buffer.iov_len > 0).collect();
+                self.count_registered();
                 Ok(())
             }
             Err(error) => {
@@ -121,6 +144,27 @@ impl Transport for Ring {
                 Err(reason)
             }
         }
+    }
+
+    fn block_added(&mut self, index: usize, block: &Block) -> Result<(), String> {
+        if self.registered.is_empty() {
+            return Ok(());
+        }
+        if index >= self.registered.len() {
+            return Err(format!(
+                "there are {} places for registered blocks (this kernel's limit, or Linux before 5.13 where an \
+                 arena cannot grow registered)",
+                self.registered.len()
+            ));
+        }
+        self.update(index, buffer_of(block))
+    }
+
+    fn block_removed(&mut self, index: usize) -> Result<(), String> {
+        if !self.registered.get(index).is_some_and(|&registered| registered) {
+            return Ok(());
+        }
+        self.update(index, NO_BUFFER)
     }
 
     fn in_flight(&self) -> usize {
@@ -196,6 +240,13 @@ impl Transport for Ring {
     fn has_completions(&mut self) -> bool {
         !self.backlog.is_empty() || !self.ring.completion().is_empty()
     }
+}
+
+/// An empty place in the table of registered buffers.
+const NO_BUFFER: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+
+fn buffer_of(block: &Block) -> libc::iovec {
+    libc::iovec { iov_base: block.base().as_ptr().cast(), iov_len: block.bytes() }
 }
 
 fn build() -> Result<(IoUring, Vec<&'static str>), String> {

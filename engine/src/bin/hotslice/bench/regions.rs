@@ -1,7 +1,9 @@
 //! Memory of the kind that caches use, for the callers' buffers and the floors: the same pages, populated
 //! before anything is timed.
 
-use hotslice::memory::{Arena, ArenaConfig, GRANULE_BYTES, LockPolicy, MAX_BLOCK_BYTES, PagePolicy};
+use hotslice::memory::{
+    Arena, ArenaConfig, Extent, GRANULE_BYTES, LockPolicy, MAX_BLOCK_BYTES, NumaPolicy, PagePolicy,
+};
 
 /// Smallest block: the usual hugepage.
 const BLOCK_BYTES_MIN: usize = 2 << 20;
@@ -22,7 +24,15 @@ impl Regions {
         let blocks = count.div_ceil(block_bytes / stride);
         let capacity_bytes =
             blocks.checked_mul(block_bytes).ok_or("the buffers exceed what can be addressed")?;
-        let config = ArenaConfig { capacity_bytes, block_bytes, pages, lock: LockPolicy::Off };
+        let config = ArenaConfig {
+            capacity_bytes,
+            capacity_max_bytes: 0,
+            block_bytes,
+            pages,
+            lock: LockPolicy::Off,
+            numa: NumaPolicy::Off,
+            node: None,
+        };
         let arena = Arena::map(&config).map_err(|e| format!("no memory for buffers: {e}"))?;
         Ok(Self { arena, len, stride, count })
     }
@@ -36,7 +46,9 @@ impl Regions {
     pub fn ptr(&self, index: usize) -> *mut u8 {
         assert!(index < self.count);
         let per_block = self.arena.block_bytes() / self.stride;
-        let base = self.arena.block(index / per_block).base().as_ptr();
+        let granules_per_block = self.arena.granules_per_block();
+        let start = (index / per_block) as u32 * granules_per_block;
+        let base = self.arena.ptr(Extent { start, len: granules_per_block }).as_ptr();
         // SAFETY: `per_block` strides fit into a block, so the offset lies within it.
         unsafe { base.add(index % per_block * self.stride) }
     }
