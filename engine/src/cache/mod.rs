@@ -52,15 +52,6 @@ impl Cache {
     /// [`Cache::reports`].
     pub fn open(config: Config) -> Result<Self> {
         config.check()?;
-        // Read here so that a file that is wrong fails the start, and not the first miss.
-        if config.secret()?.is_some() && !config.origin.is_empty() {
-            // Without the servers' proof it would not be known who answers.
-            return Err(Error::Config {
-                setting: "secret_file",
-                value: config.secret_file.iter().map(|path| path.display().to_string()).collect(),
-                allowed: "none with an origin: the lanes of a cache do not authenticate yet".to_owned(),
-            });
-        }
         let fork = ForkGuard::new();
         let config = Arc::new(config);
         let running = shard::start(&config)?;

@@ -33,9 +33,11 @@ impl Reactor {
         };
         let ok = header.status == Status::Ok;
         let op = match what {
-            What::Head(_) | What::Part(..) => Op::Get,
+            What::Head(_) | What::Part(..) | What::Stripe(..) => Op::Get,
             What::Locate(_) => Op::Lookup,
             What::Ping => Op::Ping,
+            What::Challenge(_) => Op::Challenge,
+            What::Authenticate(_) => Op::Authenticate,
         };
         if ok && header.op != Some(op) {
             return Err(format!("{op:?} was asked, {:?} was answered", header.op));
@@ -43,7 +45,7 @@ impl Reactor {
         let announced = match (ok, what) {
             (false, _) => None,
             (true, &What::Head(fill)) => Some((fill, None)),
-            (true, &What::Part(fill, part)) => Some((fill, Some(part))),
+            (true, &What::Part(fill, part) | &What::Stripe(fill, part)) => Some((fill, Some(part))),
             (true, What::Locate(fills)) => {
                 let (want, got) = ((fills.len() * LOOKUP_ENTRY_BYTES) as u64, header.body_len);
                 if got != want {
@@ -52,12 +54,17 @@ impl Reactor {
                 lane.receive = Receive::Entries(Entries::new(header.request_id, want as usize));
                 None
             }
+            (true, What::Challenge(_) | What::Authenticate(_)) => {
+                // A nonce or a proof: the header's own rules say how long.
+                lane.receive = Receive::Entries(Entries::new(header.request_id, header.body_len as usize));
+                None
+            }
             (true, What::Ping) => {
                 drop(lane.settle(header.request_id));
                 None
             }
         };
-        if !lane.delivered {
+        if !lane.delivered && lane.is_up() {
             lane.delivered = true;
             self.peers[lane.peer].delivered();
         }
@@ -97,7 +104,7 @@ impl Reactor {
                     _ => self.refused_fill(fill, peer, status),
                 }
             }
-            Some(What::Part(fill, _)) => {
+            Some(What::Part(fill, _) | What::Stripe(fill, _)) => {
                 self.settled(fill);
                 match status {
                     Status::Absent | Status::VersionMismatch | Status::RangeOutside => self.renew(fill, peer, status),
@@ -105,6 +112,12 @@ impl Reactor {
                 }
             }
             Some(What::Locate(fills)) => self.ask_one_by_one(&fills),
+            Some(What::Challenge(_) | What::Authenticate(_)) => {
+                let peer = self.peers[peer].address.clone();
+                let reason = format!("{status}, when authentication was asked for").into();
+                self.end_lane(id, Error::Refused { peer, reason });
+                return Ok(());
+            }
             Some(What::Ping) | None => {}
         }
         self.dispatch(peer);

@@ -49,18 +49,21 @@ impl Reactor {
     }
 
     fn connected(&mut self, id: u64) {
-        let receive_bytes = self.config.receive_bytes as usize;
+        if let Some(secret) = self.secret.clone() {
+            return self.greet(id, &secret);
+        }
         if let Some(lane) = self.lanes.get_mut(&id) {
-            lane.up(&mut *self.transport, &self.shared.arena, receive_bytes);
+            lane.up();
             let peer = lane.peer;
             self.counters().lanes_opened.add(1);
+            self.receive_next(id);
             self.dispatch(peer);
         }
     }
 
     pub(super) fn receive_next(&mut self, id: u64) {
         let receive_bytes = self.config.receive_bytes as usize;
-        if let Some(lane) = self.lanes.get_mut(&id).filter(|lane| lane.is_up()) {
+        if let Some(lane) = self.lanes.get_mut(&id).filter(|lane| lane.is_open()) {
             lane.receive_next(&mut *self.transport, &self.shared.arena, receive_bytes);
         }
     }
@@ -90,7 +93,7 @@ impl Reactor {
             }
             Ok(Arrived::Entries(entries)) => {
                 self.receive_next(id);
-                if let Err(reason) = self.located(id, entries) {
+                if let Err(reason) = self.told(id, entries) {
                     self.breach(id, reason);
                 }
             }
@@ -115,7 +118,7 @@ impl Reactor {
         }
     }
 
-    fn end_lane(&mut self, id: u64, why: Error) {
+    pub(super) fn end_lane(&mut self, id: u64, why: Error) {
         let Some(lane) = self.lanes.get_mut(&id) else { return };
         lane.close(why, &mut *self.transport);
         if lane.is_quiet() {

@@ -59,7 +59,7 @@ impl Reactor {
             let suspect = self.fills.get(id).is_some_and(Fill::is_suspect);
             self.ask(lane, id, What::Head(id), suspect, now);
         } else {
-            self.ask_part(lane, id, now);
+            self.ask_part(lane, id, What::Part, now);
         }
         true
     }
@@ -156,7 +156,7 @@ impl Reactor {
         }
         let Some((lane, _)) = best else { return false };
         self.peers[peer_index].queues.bulk.pop_front();
-        self.ask_part(lane, id, now);
+        self.ask_part(lane, id, What::Stripe, now);
         if self.fills.get(id).and_then(|fill| fill.transfer.as_ref()).is_some_and(|transfer| transfer.wants_more()) {
             self.peers[peer_index].queues.bulk.push_back(id);
         }
@@ -164,12 +164,12 @@ impl Reactor {
     }
 
     /// Asks for the next part of a fill that has room.
-    fn ask_part(&mut self, lane: u64, id: FillId, now: Instant) {
+    fn ask_part(&mut self, lane: u64, id: FillId, kind: fn(FillId, Part) -> What, now: Instant) {
         let stripe_bytes = self.config.stripe_bytes;
         let transfer = self.fills.get_mut(id).and_then(|fill| fill.transfer.as_mut());
         let suspect = transfer.as_ref().is_some_and(|transfer| transfer.has_lost());
         let Some(part) = transfer.and_then(|transfer| transfer.next_part(stripe_bytes)) else { return };
-        self.ask(lane, id, What::Part(id, part), suspect, now);
+        self.ask(lane, id, kind(id, part), suspect, now);
     }
 
     /// Asks for a part, or for the first bytes. A suspect gets the lane for itself.
@@ -178,7 +178,7 @@ impl Reactor {
         let (Some(lane), Some(fill)) = (self.lanes.get_mut(&lane), self.fills.get_mut(id)) else { return };
         fill.asked += 1;
         let (part, version) = match (&what, fill.about) {
-            (What::Part(_, part), Some(about)) => (*part, about.version),
+            (What::Part(_, part) | What::Stripe(_, part), Some(about)) => (*part, about.version),
             _ => {
                 fill.stage = Stage::Asked;
                 (Part { offset: 0, len: HEAD_BYTES }, ANY_VERSION)
@@ -239,15 +239,24 @@ impl Reactor {
                     Some(libc::EMFILE | libc::ENFILE) => " (raise RLIMIT_NOFILE: ulimit -n, LimitNOFILE=)",
                     _ => "",
                 };
-                self.shun(peer_index, now, Duration::ZERO, format!("cannot make a socket: {error}{hint}"));
+                let reason = format!("cannot make a socket: {error}{hint}").into();
+                let peer = self.peers[peer_index].address.clone();
+                self.shun(peer_index, now, Duration::ZERO, Error::PeerUnavailable { peer, reason });
             }
         }
     }
 
     /// Leaves a peer alone for a while after a failure that took `took` to show.
-    pub(super) fn shun(&mut self, peer_index: usize, now: Instant, took: Duration, reason: String) {
-        let peer = &mut self.peers[peer_index];
-        let error = Error::PeerUnavailable { peer: peer.address.clone(), reason: reason.into() };
+    pub(super) fn shun(&mut self, peer_index: usize, now: Instant, took: Duration, why: Error) {
+        let error = match why {
+            // It was reached, and still is of no use.
+            Error::Refused { .. } | Error::PeerUnavailable { .. } => why,
+            Error::Protocol { peer, reason } => Error::PeerUnavailable { peer, reason },
+            other => {
+                let (peer, reason) = (self.peers[peer_index].address.clone(), other.to_string().into());
+                Error::PeerUnavailable { peer, reason }
+            }
+        };
         tracing::debug!(%error, "peer left alone for a while");
         let (min, max) = self.backoff();
         self.peers[peer_index].failed(now, error, took, min, max);

@@ -14,7 +14,7 @@ const ATTEMPTS: u32 = 2;
 impl Reactor {
     /// How long the peer may owe the present step of a lane.
     pub(super) fn lane_patience(&self, lane: &Lane) -> Duration {
-        let connects = matches!(lane.state, LaneState::Connecting);
+        let connects = matches!(lane.state, LaneState::Connecting | LaneState::Greeting);
         let ms = match connects || lane.owes_a_sign_of_life() {
             true => self.config.connect_timeout_ms,
             false => self.config.receive_timeout_ms,
@@ -57,7 +57,7 @@ impl Reactor {
                 let (min, max) = self.backoff();
                 self.peers[peer].reconnect_failed(now, min, max);
             } else if !lane.connected || useless {
-                self.shun(peer, now, now.saturating_duration_since(lane.opened), reason_of(why));
+                self.shun(peer, now, now.saturating_duration_since(lane.opened), why.clone());
             }
         }
         for Ask { what, .. } in std::mem::take(&mut lane.outstanding).into_iter().rev() {
@@ -70,7 +70,7 @@ impl Reactor {
                     self.settled(fill);
                     self.retry_or_fail(fill, attempts, why, now);
                 }
-                What::Part(fill, part) => {
+                What::Part(fill, part) | What::Stripe(fill, part) => {
                     let transfer = self.fills.get_mut(fill).and_then(|fill| fill.transfer.as_mut());
                     let attempts = transfer.map_or(0, |transfer| transfer.lose(part));
                     self.settled(fill);
@@ -78,7 +78,7 @@ impl Reactor {
                 }
                 // It was none of the keys' fault, most likely; should it be, asking one by one will show.
                 What::Locate(fills) => self.ask_one_by_one(&fills),
-                What::Ping => {}
+                What::Ping | What::Challenge(_) | What::Authenticate(_) => {}
             }
         }
         self.dispatch(peer);
@@ -179,12 +179,5 @@ impl Reactor {
             let progress = self.lanes.get(&lane).map_or_else(String::new, Lane::progress);
             self.break_lane(lane, format!("too slow to wait for, {progress}"));
         }
-    }
-}
-
-fn reason_of(error: &Error) -> String {
-    match error {
-        Error::PeerUnavailable { reason, .. } | Error::Protocol { reason, .. } => reason.to_string(),
-        other => other.to_string(),
     }
 }

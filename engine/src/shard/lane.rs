@@ -7,7 +7,7 @@
 //! buffer until its terminal completion".
 //!
 //! ```text
-//!  Connecting ──► Up ──► Closing (operations cancelled, waiting for the last completion) ──► gone
+//!  Connecting ──► (Greeting) ──► Up ──► Closing (operations cancelled, waiting for the last completion) ──► gone
 //!
 //!  receiving:  Header ──► Body ──► Header …            a part of a value, into the extents where it stays
 //!                 ├─────► Entries ──► Header           what the peer has under the keys of a batch
@@ -18,6 +18,7 @@ use super::fills::FillId;
 use super::transfer::{Part, time_left};
 use super::transport::{LaneOp, SocketAddress, Token, Transport};
 use crate::{Address, Error};
+use crate::auth::{ClientHandshake, ServerCheck};
 use crate::memory::{Arena, ExtentList, GRANULE_BYTES};
 use crate::wire::{RESPONSE_HEADER_BYTES, ResponseHeader};
 use std::collections::VecDeque;
@@ -29,6 +30,8 @@ const DISCARD_BYTES: usize = 256 << 10;
 
 pub(super) enum LaneState {
     Connecting,
+    /// Connected; both sides are proving that they know the secret.
+    Greeting,
     Up,
     /// Ending, and why.
     Closing(Error),
@@ -58,10 +61,16 @@ pub(super) enum What {
     Head(FillId),
     /// A part of a value that has room.
     Part(FillId, Part),
+    /// The same of a large value: nothing small should have to wait behind it.
+    Stripe(FillId, Part),
     /// What the peer has under these keys.
     Locate(Vec<FillId>),
     /// A sign of life.
     Ping,
+    /// A nonce to prove something with.
+    Challenge(ClientHandshake),
+    /// A proof in return for ours.
+    Authenticate(ServerCheck),
 }
 
 impl What {
@@ -69,14 +78,13 @@ impl What {
     fn bytes(&self) -> u64 {
         match self {
             What::Head(_) => HEAD_BYTES,
-            What::Part(_, part) => part.len,
-            What::Locate(_) | What::Ping => 0,
+            What::Part(_, part) | What::Stripe(_, part) => part.len,
+            What::Locate(_) | What::Ping | What::Challenge(_) | What::Authenticate(_) => 0,
         }
     }
 
-    /// Whether it is a part so large that nothing small should have to wait behind it.
     fn is_bulk(&self) -> bool {
-        matches!(self, What::Part(_, part) if part.len > HEAD_BYTES)
+        matches!(self, What::Stripe(..))
     }
 }
 
@@ -264,6 +272,11 @@ impl Lane {
         matches!(self.state, LaneState::Up)
     }
 
+    /// True while bytes can be exchanged.
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self.state, LaneState::Up | LaneState::Greeting)
+    }
+
     /// True if its peer has owed bytes for longer than a healthy one lets wait.
     pub(super) fn is_stalled(&self, now: Instant) -> bool {
         self.owed_since.is_some_and(|since| now.saturating_duration_since(since) > STALLED)
@@ -288,12 +301,11 @@ impl Lane {
         }
     }
 
-    /// The connection stands: listen for answers.
-    pub(super) fn up(&mut self, transport: &mut dyn Transport, arena: &Arena, receive_bytes: usize) {
+    /// From now on it can be asked for something.
+    pub(super) fn up(&mut self) {
         self.state = LaneState::Up;
         self.connected = true;
         self.owed_since = None;
-        self.receive_next(transport, arena, receive_bytes);
     }
 
     /// Queues a request, encoded by `encode`.
@@ -337,7 +349,7 @@ impl Lane {
 
     /// Sends what is queued, if no send is under way.
     pub(super) fn send_next(&mut self, transport: &mut dyn Transport) {
-        if self.send_in_flight || !self.is_up() {
+        if self.send_in_flight || !self.is_open() {
             return;
         }
         if self.sent == self.sending.len() {
@@ -430,6 +442,7 @@ impl Lane {
     pub(super) fn progress(&self) -> String {
         match &self.receive {
             _ if matches!(self.state, LaneState::Connecting) => "before the connection was made".to_owned(),
+            _ if matches!(self.state, LaneState::Greeting) => "during authentication".to_owned(),
             Receive::Header { got: 0 } => "between answers".to_owned(),
             Receive::Header { got } => format!("after {got} of {RESPONSE_HEADER_BYTES} bytes of a header"),
             Receive::Body(body) => {

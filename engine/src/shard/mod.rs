@@ -19,6 +19,7 @@
 //! | `reactor` | the loop |
 //! | `room`, `groups`, `turn` | who waits for room; batches that must be held together |
 //! | `dispatch` | which lane is asked for what |
+//! | `greeting` | authentication |
 //! | `arrivals`, `answers`, `ends` | what completions mean to lanes, and answers and failures to fills |
 
 mod absent;
@@ -27,6 +28,7 @@ mod arrivals;
 mod dispatch;
 mod ends;
 mod fills;
+mod greeting;
 mod groups;
 mod lane;
 mod peers;
@@ -202,6 +204,8 @@ fn set_up(
     let started = std::time::Instant::now();
     let failed = |reason: String| Error::ShardStart { shard: index, reason: reason.into() };
     let Place { core, node, warnings } = place;
+    // First of all, so that a file that is wrong fails the start at once.
+    let secret = config.secret()?;
     if let Some(core) = core {
         cores::pin_to(core).map_err(|error| failed(format!("cannot run on core {core}: {error}")))?;
     }
@@ -259,5 +263,5 @@ fn set_up(
     let shared = Arc::new(Shared::new(index, table, slots, arena, bell, config.request_ring, fork));
     shared.counters.arena_bytes.set(shared.arena.bytes() as u64);
     let store = Store::new(writer, extents, policy);
-    Ok((Reactor::new(shared, config.clone(), store, transport), report))
+    Ok((Reactor::new(shared, config.clone(), secret, store, transport), report))
 }

@@ -13,6 +13,7 @@ use super::shared::Shared;
 use super::store::Store;
 use super::transport::Transport;
 use super::value::Value;
+use crate::auth::Secret;
 use crate::config::{Admission, Config};
 use crate::key::OwnedKey;
 use crate::namespace::Namespaces;
@@ -31,6 +32,8 @@ pub(super) struct Reactor {
     pub(super) transport: Box<dyn Transport>,
     pub(super) shared: Arc<Shared>,
     pub(super) config: Arc<Config>,
+    /// What peers demand, and are to prove.
+    pub(super) secret: Option<Secret>,
     pub(super) store: Store,
     pub(super) fills: Fills,
     pub(super) absent: Absent,
@@ -58,7 +61,8 @@ impl Reactor {
     pub(super) fn new(
         shared: Arc<Shared>,
         config: Arc<Config>,
-            store: Store,
+        secret: Option<Secret>,
+        store: Store,
         transport: Box<dyn Transport>,
     ) -> Self {
         Self {
@@ -66,6 +70,7 @@ impl Reactor {
             absent: Absent::new(Duration::from_millis(config.absent_ttl_ms)),
             shared,
             config,
+            secret,
             store,
             transport,
             fills: Fills::default(),

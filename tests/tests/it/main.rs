@@ -1,6 +1,7 @@
 //! The integration suite: one module per promise or topic. See README.md beside this crate's manifest.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
+mod authentication;
 mod chaos;
 mod config;
 mod eviction;
@@ -10,6 +11,7 @@ mod lanes;
 mod leases;
 mod origin_faults;
 mod origin_lies;
+mod parts;
 mod placement;
 mod process;
 mod queue;

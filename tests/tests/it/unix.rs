@@ -1,30 +1,9 @@
-//! Caches whose origin listens on a Unix socket or demands a secret.
+//! Caches whose origin listens on a Unix socket.
 
-use hotslice::auth::Secret;
-use hotslice::memory::PagePolicy;
-use hotslice::server::{ServerConfig, ServerHandle};
 use hotslice::{Address, Error};
 use hotslice_tests::content::{self, name};
 use hotslice_tests::gauges::alone;
-use hotslice_tests::setup::{MIB, config, open, open_with, server_at, soon, store};
-
-#[test]
-fn a_cache_without_the_secret_is_refused_and_says_so() {
-    alone(|| {
-        let secret = Secret::new(b"a secret of the right length".to_vec().into()).expect("long enough");
-        let config = ServerConfig {
-            capacity_bytes: 4 * MIB,
-            block_bytes: MIB,
-            pages: PagePolicy::Off,
-            secret: Some(secret),
-            ..ServerConfig::default()
-        };
-        let server = ServerHandle::spawn(config).expect("a server");
-        let cache = open(4 * MIB, server.addr());
-        let error = cache.get("k", soon()).expect_err("refused");
-        assert!(matches!(error, Error::Refused { .. }) && error.to_string().contains("secret"), "{error}");
-    });
-}
+use hotslice_tests::setup::{MIB, config, open_with, server_at, soon, store};
 
 /// A socket's path that no other test has.
 fn address(name: &str) -> Address {
