@@ -27,6 +27,7 @@ mod measure;
 mod regions;
 mod report;
 mod rows;
+mod stripes;
 mod transports;
 
 pub use args::BenchArgs;
@@ -129,7 +130,10 @@ fn measure(args: &BenchArgs) -> Result<Report, String> {
 fn server_bytes(args: &BenchArgs) -> u64 {
     let bytes = |count: usize, value_bytes: usize| count as u64 * (value_bytes as u64 + 4096);
     let rows: u64 = args.sizes.iter().map(|g| bytes(args.count as usize, g.value_bytes)).sum();
-    let bars = if args.wants(Part::Bars) { bytes(ROTATION, bars::COMPARED_BYTES) } else { 0 };
+    let striped = bytes(stripes::STRIPED_COUNT, stripes::STRIPED_BYTES) + bytes(1, stripes::large_bytes(args));
+    let small = bytes(stripes::SMALL_COUNT, stripes::SMALL_BYTES);
+    let compared = bytes(ROTATION, bars::COMPARED_BYTES);
+    let bars = if args.wants(Part::Bars) { compared + striped + small } else { 0 };
     // A value that replaces one of an earlier size in the list is there twice for a moment.
     let largest = args.sizes.iter().map(|g| g.value_bytes as u64).max().unwrap_or(0);
     rows + bars + largest + (64 << 20)
@@ -241,6 +245,16 @@ impl Bench<'_> {
         self.progress.say("cold reads");
         self.report.bars.extend(bars::cold_read(args, &keys, server)?);
         self.report.bars.extend(transports::compare(args, &keys, server)?);
+        self.progress.say("stripes");
+        let name = |bytes: usize, i| format!("hotslice-bench/stripes/{bytes}/{i}");
+        let striped: Vec<_> = (0..stripes::STRIPED_COUNT).map(|i| name(stripes::STRIPED_BYTES, i)).collect();
+        self.store(&striped, stripes::STRIPED_BYTES)?;
+        self.report.bars.push(stripes::against_one_lane(args, &striped, server)?);
+        let small: Vec<_> = (0..stripes::SMALL_COUNT).map(|i| name(stripes::SMALL_BYTES, i)).collect();
+        self.store(&small, stripes::SMALL_BYTES)?;
+        let large = name(stripes::large_bytes(args), 100);
+        self.store(std::slice::from_ref(&large), stripes::large_bytes(args))?;
+        self.report.bars.push(stripes::fairness(args, &small, &large, server)?);
         self.progress.say("utilisation");
         self.report.bars.extend(bars::utilisation(args)?);
         self.progress.say("start");
