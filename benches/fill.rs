@@ -43,7 +43,8 @@ fn main() -> Result<(), Failure> {
     let (_server, origin) = match after("--origin") {
         Some(text) => (None, text.parse::<Address>().map_err(|error| format!("--origin {text}: {error:?}"))?),
         None => {
-            let config = ServerConfig { capacity_bytes: 256 << 20, writable: true, ..ServerConfig::default() };
+            let config =
+                ServerConfig { capacity_bytes: 256 << 20, writable: true, ..ServerConfig::default() };
             let server = ServerHandle::spawn(config)?;
             let address = server.addr();
             (Some(server), address)
@@ -68,7 +69,10 @@ fn main() -> Result<(), Failure> {
             }
         }
     }
-    println!("{:>5} {:>11} {:>12} {:>9} {:>9} {:>7}", "lanes", "MiB / part", "KiB / recv", "p50 ms", "p90 ms", "ratio");
+    println!(
+        "{:>5} {:>11} {:>12} {:>9} {:>9} {:>7}",
+        "lanes", "MiB / part", "KiB / recv", "p50 ms", "p90 ms", "ratio"
+    );
     let first = histograms[0].value_at_quantile(0.5) as f64;
     for ((lanes, part, receive), histogram) in SETTINGS.iter().zip(&histograms) {
         let at = |quantile| histogram.value_at_quantile(quantile) as f64;
@@ -97,7 +101,8 @@ fn open(origin: &Address, (lanes, part_mib, receive_kib): (usize, u64, u64)) -> 
 fn store(origin: &Address) -> Result<(), Failure> {
     let mut client = SliceClient::connect(origin, PATIENCE)?;
     for key in KEYS {
-        let value: Vec<u8> = (0..VALUE_BYTES).map(|i| (i ^ (i >> 8)) as u8 ^ key.as_bytes()[i % key.len()]).collect();
+        let value: Vec<u8> =
+            (0..VALUE_BYTES).map(|i| (i ^ (i >> 8)) as u8 ^ key.as_bytes()[i % key.len()]).collect();
         client.put(b"", key.as_bytes(), &value)?;
     }
     Ok(())

@@ -58,6 +58,11 @@ pub struct Stats {
     pub checksum_failures: u64,
     /// Times that a fill or put had to wait because everything evictable was pinned.
     pub starvations: u64,
+    /// System calls that shards made to move bytes and to sleep.
+    pub transport_calls: u64,
+    /// Gauge: shards that work with epoll, since io_uring is forbidden to them or epoll was asked for. The same bytes
+    /// cost them more calls.
+    pub epoll_shards: u64,
     /// Connections made.
     pub lanes_opened: u64,
     /// Connections lost, refused or given up.
@@ -117,6 +122,8 @@ shard_counters!(
     invalidated,
     checksum_failures,
     starvations,
+    transport_calls,
+    epoll_shards,
     lanes_opened,
     lanes_failed,
     lanes,

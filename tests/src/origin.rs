@@ -8,7 +8,8 @@ use crate::content;
 use crate::sync::Watched;
 use hotslice::Address;
 use hotslice::wire::{
-    Limits, LookupEntry, Op, RESPONSE_HEADER_BYTES, RequestDecoder, RequestEvent, ResponseHeader, Status, encode_error,
+    Limits, LookupEntry, Op, RESPONSE_HEADER_BYTES, RequestDecoder, RequestEvent, ResponseHeader, Status,
+    encode_error,
 };
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};

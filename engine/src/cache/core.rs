@@ -86,11 +86,7 @@ pub(crate) enum Entry {
 }
 
 impl Core {
-    pub(super) fn new(
-        shards: Vec<Arc<Shared>>,
-        config: Arc<Config>,
-        fork: ForkGuard,
-    ) -> Self {
+    pub(super) fn new(shards: Vec<Arc<Shared>>, config: Arc<Config>, fork: ForkGuard) -> Self {
         Self { shards, config, fork, hasher: KeyHasher::new() }
     }
 
@@ -168,7 +164,13 @@ impl Core {
 
     /// Hands misses to their shards. The call's positions are those of `misses`, followed by those of `held`: leases that
     /// are to be held together with the misses that are.
-    pub(crate) fn fetch(&self, misses: &[Miss<'_>], held: Vec<Lease>, deadline: Deadline, front: Front) -> Pending {
+    pub(crate) fn fetch(
+        &self,
+        misses: &[Miss<'_>],
+        held: Vec<Lease>,
+        deadline: Deadline,
+        front: Front,
+    ) -> Pending {
         let Front { wake, entry } = front;
         let len = misses.len() + held.len();
         let call = Arc::new(Call::new(len, wake));
@@ -186,7 +188,13 @@ impl Core {
         for (i, lease) in held.into_iter().enumerate() {
             let (key, waiter) = (lease.key().clone(), waiter(misses.len() + i));
             let hash = self.hasher.hash(key.borrow());
-            parts[self.shard_index(hash)].members.push(Member { hash, key, waiter, lease: Some(lease), len: None });
+            parts[self.shard_index(hash)].members.push(Member {
+                hash,
+                key,
+                waiter,
+                lease: Some(lease),
+                len: None,
+            });
         }
         self.hand_over(parts, deadline, entry);
         Pending { call, len, deadline }
@@ -217,17 +225,23 @@ impl Core {
     }
 
     /// Asks for room for a value that the caller will write.
-    pub(crate) fn reserve(&self, key: Key<'_>, len: u64, deadline: Deadline, front: Front) -> Result<Pending> {
+    pub(crate) fn reserve(
+        &self,
+        key: Key<'_>,
+        len: u64,
+        deadline: Deadline,
+        front: Front,
+    ) -> Result<Pending> {
         let (hash, shared) = self.shard_of(key.check()?)?;
         let key = key.to_owned();
         let deadline_at = deadline.instant();
-        Ok(self.one(shared, deadline, front, |error| Answer::Reserved(Err(error)), |waiter| Request::Reserve {
-            hash,
-            key,
-            len,
-            deadline: deadline_at,
-            waiter,
-        }))
+        Ok(self.one(
+            shared,
+            deadline,
+            front,
+            |error| Answer::Reserved(Err(error)),
+            |waiter| Request::Reserve { hash, key, len, deadline: deadline_at, waiter },
+        ))
     }
 
     /// Publishes what was written into a reservation.
@@ -239,11 +253,13 @@ impl Core {
         front: Front,
     ) -> Pending {
         let shared = reservation.shared().clone();
-        self.one(&shared, deadline, front, |error| Answer::Done(Err(error)), |waiter| Request::Commit {
-            reservation,
-            crc32c,
-            waiter,
-        })
+        self.one(
+            &shared,
+            deadline,
+            front,
+            |error| Answer::Done(Err(error)),
+            |waiter| Request::Commit { reservation, crc32c, waiter },
+        )
     }
 
     /// One question to one shard.
@@ -262,7 +278,12 @@ impl Core {
     }
 
     /// Asks shards to forget. Its positions are the shards.
-    pub(crate) fn invalidate(&self, what: Invalidate<'_>, deadline: Deadline, front: Front) -> Result<Pending> {
+    pub(crate) fn invalidate(
+        &self,
+        what: Invalidate<'_>,
+        deadline: Deadline,
+        front: Front,
+    ) -> Result<Pending> {
         self.check_fork()?;
         let (shards, hash) = match what {
             Invalidate::Key(key) => {

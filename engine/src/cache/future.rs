@@ -4,9 +4,9 @@
 //! misses are on their way while the caller does something else. Dropping a future gives up on the call: what
 //! comes all the same goes back to the shard. Deadlines are kept by the shards.
 
+use super::Cache;
 use super::core::{Core, Front, LeaseBatch, Miss, hit};
 use super::wait::{Pending, count_of, reservation_of, value_of};
-use super::Cache;
 use crate::deadline::Deadline;
 use crate::key::Key;
 use crate::shard::Lease;
@@ -185,7 +185,8 @@ impl Cache {
     /// [`Cache::get_batch`] for `async` callers: done when every position is. As [`Cache::get_async`].
     pub fn get_batch_async(&self, keys: &[Key<'_>], deadline: impl Into<Deadline>) -> BatchFuture {
         let waiting = Waiting::default();
-        let LeaseBatch { results, positions, pending } = self.core.lease_batch(keys, deadline.into(), waiting.front());
+        let LeaseBatch { results, positions, pending } =
+            self.core.lease_batch(keys, deadline.into(), waiting.front());
         let call = pending.map(|pending| One { pending, waiting });
         BatchFuture { results, left: positions.len(), positions, call }
     }

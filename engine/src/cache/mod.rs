@@ -305,7 +305,9 @@ impl Drop for Cache {
     fn drop(&mut self) {
         if self.core.fork.forked() {
             // The threads are the parent's.
-            std::mem::forget(std::mem::take(&mut *self.running.lock().unwrap_or_else(PoisonError::into_inner)));
+            std::mem::forget(std::mem::take(
+                &mut *self.running.lock().unwrap_or_else(PoisonError::into_inner),
+            ));
         } else {
             self.shutdown();
         }
@@ -317,4 +319,3 @@ impl std::fmt::Debug for Cache {
         f.debug_struct("Cache").field("config", &self.core.config).finish_non_exhaustive()
     }
 }
-

@@ -135,8 +135,13 @@ struct Operation<'b> {
 
 enum Kind<'b> {
     /// Every position of the call: its position in the batch, and where its bytes go (taken once completed).
-    Get { positions: Vec<(usize, Option<Target<'b>>)>, left: usize },
-    Put { pieces: Vec<&'b [u8]> },
+    Get {
+        positions: Vec<(usize, Option<Target<'b>>)>,
+        left: usize,
+    },
+    Put {
+        pieces: Vec<&'b [u8]>,
+    },
 }
 
 impl<'b> CompletionQueue<'b> {
@@ -256,7 +261,9 @@ impl<'b> CompletionQueue<'b> {
         self.collect(slot);
         let Some(operation) = self.take(slot) else { return 0 };
         let left: Vec<_> = match operation.kind {
-            Kind::Get { positions, .. } => positions.into_iter().filter(|(_, target)| target.is_some()).collect(),
+            Kind::Get { positions, .. } => {
+                positions.into_iter().filter(|(_, target)| target.is_some()).collect()
+            }
             Kind::Put { .. } => vec![(0, None)],
         };
         let count = left.len();

@@ -9,16 +9,19 @@
 //! A value of which the first bytes come while there is no room waits without them; they are asked for again. All parts
 //! of a value are asked for in the version that was announced; if the peer has another by then, the fill begins anew.
 
+use super::body::Body;
 use super::fills::{Fill, FillId, Stage};
-use super::lane::{Body, Entries, HEAD_BYTES, Receive, What};
+use super::lane::{Entries, HEAD_BYTES, Receive, What};
 use super::reactor::Reactor;
 use super::request::Answer;
 use super::store::{NoRoom, Room};
 use super::transfer::{About, Part, Transfer};
 use super::value::Value;
-use crate::config::Admission;
-use crate::wire::{ANY_VERSION, LOOKUP_ENTRY_BYTES, LookupEntry, MAX_REASON_BYTES, Op, ResponseHeader, Status};
 use crate::Error;
+use crate::config::Admission;
+use crate::wire::{
+    ANY_VERSION, LOOKUP_ENTRY_BYTES, LookupEntry, MAX_REASON_BYTES, Op, ResponseHeader, Status,
+};
 use std::time::Instant;
 
 /// How often a value may change under one fill before the fill fails.
@@ -91,7 +94,9 @@ impl Reactor {
     fn refused(&mut self, id: u64, header: ResponseHeader) -> Result<(), String> {
         let (status, len) = (header.status, header.body_len);
         if len > MAX_REASON_BYTES as u64 {
-            return Err(format!("{len} bytes of reason for `{status}`, at most {MAX_REASON_BYTES} are allowed"));
+            return Err(format!(
+                "{len} bytes of reason for `{status}`, at most {MAX_REASON_BYTES} are allowed"
+            ));
         }
         self.discard(id, len);
         let Some(lane) = self.lanes.get_mut(&id) else { return Ok(()) };
@@ -107,7 +112,9 @@ impl Reactor {
             Some(What::Part(fill, _) | What::Stripe(fill, _)) => {
                 self.settled(fill);
                 match status {
-                    Status::Absent | Status::VersionMismatch | Status::RangeOutside => self.renew(fill, peer, status),
+                    Status::Absent | Status::VersionMismatch | Status::RangeOutside => {
+                        self.renew(fill, peer, status)
+                    }
                     _ => self.refused_fill(fill, peer, status),
                 }
             }
@@ -272,14 +279,17 @@ impl Reactor {
                 header.range_offset, header.body_len, header.value_len, header.value_version
             ));
         }
-        let about = About { len: header.value_len, version: header.value_version, crc32c: header.value_crc32c };
+        let about =
+            About { len: header.value_len, version: header.value_version, crc32c: header.value_crc32c };
         let live = self.fills.get(fill_id).is_some_and(|fill| fill.live);
         let hash = self.fills.get(fill_id).map_or(0, |fill| fill.hash);
         let room = match live && self.starving.is_empty() {
             true => self.store.reserve(hash, about.len, &self.shared.counters).ok(),
             false => None,
         };
-        let (Some(room), Some(fill), Some(lane)) = (room, self.fills.get_mut(fill_id), self.lanes.get_mut(&id)) else {
+        let (Some(room), Some(fill), Some(lane)) =
+            (room, self.fills.get_mut(fill_id), self.lanes.get_mut(&id))
+        else {
             return self.head_unwanted(id, fill_id, header, live.then_some(about));
         };
         let mut transfer = Transfer::new(about, room, Instant::now());
@@ -323,9 +333,18 @@ impl Reactor {
         Ok(())
     }
 
-    fn part_announced(&mut self, id: u64, fill_id: FillId, part: Part, header: ResponseHeader) -> Result<(), String> {
-        let about = About { len: header.value_len, version: header.value_version, crc32c: header.value_crc32c };
-        let (Some(fill), Some(lane)) = (self.fills.get(fill_id), self.lanes.get_mut(&id)) else { return Ok(()) };
+    fn part_announced(
+        &mut self,
+        id: u64,
+        fill_id: FillId,
+        part: Part,
+        header: ResponseHeader,
+    ) -> Result<(), String> {
+        let about =
+            About { len: header.value_len, version: header.value_version, crc32c: header.value_crc32c };
+        let (Some(fill), Some(lane)) = (self.fills.get(fill_id), self.lanes.get_mut(&id)) else {
+            return Ok(());
+        };
         let got = Part { offset: header.range_offset, len: header.body_len };
         if got != part || fill.about != Some(about) {
             return Err(format!(

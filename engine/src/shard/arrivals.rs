@@ -27,7 +27,9 @@ impl Reactor {
         match (op, result) {
             (LaneOp::Connect, 0) => self.connected(id),
             // A signal, or a kernel that wants the operation again.
-            (LaneOp::Send, n) if n == -libc::EINTR || n == -libc::EAGAIN => lane.sent(0, &mut *self.transport),
+            (LaneOp::Send, n) if n == -libc::EINTR || n == -libc::EAGAIN => {
+                lane.sent(0, &mut *self.transport)
+            }
             (LaneOp::Send, n) if n > 0 => lane.sent(n as usize, &mut *self.transport),
             (LaneOp::Receive, n) if n == -libc::EINTR || n == -libc::EAGAIN => self.receive_next(id),
             (LaneOp::Receive, n) if n > 0 => self.received(id, n as usize),
@@ -73,7 +75,8 @@ impl Reactor {
         match &lane.receive {
             Receive::Body(body) => {
                 self.shared.counters.received_direct_bytes.add(bytes as u64);
-                if let Some(transfer) = self.fills.get_mut(body.fill).and_then(|fill| fill.transfer.as_mut()) {
+                if let Some(transfer) = self.fills.get_mut(body.fill).and_then(|fill| fill.transfer.as_mut())
+                {
                     transfer.received(bytes as u64);
                 }
             }

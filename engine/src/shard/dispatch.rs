@@ -8,9 +8,9 @@ use super::fills::{Fill, FillId, Stage};
 use super::lane::{Ask, HEAD_BYTES, Lane, What};
 use super::reactor::Reactor;
 use super::transfer::Part;
+use crate::Error;
 use crate::namespace::Namespaces;
 use crate::wire::{self, ANY_VERSION, Limits};
-use crate::Error;
 use std::time::{Duration, Instant};
 
 /// Parts of large values that one lane may owe at a time: one on the wire and one to follow it without a pause.
@@ -43,7 +43,9 @@ impl Reactor {
             return false;
         }
         let next_len = queues.small.front().and_then(|&id| self.known_len(id));
-        let best = self.lanes_to_use(peer_index, now).filter(|lane| has_place(lane, next_len, self.config.lane_depth));
+        let best = self
+            .lanes_to_use(peer_index, now)
+            .filter(|lane| has_place(lane, next_len, self.config.lane_depth));
         let best = best.min_by_key(|lane| (lane.is_stalled(now), lane.owed_bytes, lane.outstanding.len()));
         let best = best.map(|lane| (lane.id, lane.outstanding.is_empty()));
         if best.is_none_or(|(_, idle)| !idle) {
@@ -80,7 +82,8 @@ impl Reactor {
     /// Drops fills that ended while they were queued, as far as they stand in front.
     fn forget_ended(&mut self, peer: usize) {
         let (fills, queues) = (&self.fills, &mut self.peers[peer].queues);
-        let is = |id: FillId, stage: Stage| fills.get(id).is_some_and(|fill| fill.live && fill.stage == stage);
+        let is =
+            |id: FillId, stage: Stage| fills.get(id).is_some_and(|fill| fill.live && fill.stage == stage);
         while queues.small.front().is_some_and(|&id| !is(id, Stage::Receiving)) {
             queues.small.pop_front();
         }
@@ -114,7 +117,8 @@ impl Reactor {
                 let queues = &self.peers[peer_index].queues;
                 let queue = if head { &queues.heads } else { &queues.small };
                 let unsuspected = |id: &FillId| !self.fills.get(*id).is_some_and(Fill::is_suspect);
-                let place = if lane_is_idle { 0 } else { queue.iter().position(unsuspected).unwrap_or(queue.len()) };
+                let place =
+                    if lane_is_idle { 0 } else { queue.iter().position(unsuspected).unwrap_or(queue.len()) };
                 if queue.is_empty() {
                     break;
                 }
@@ -149,7 +153,9 @@ impl Reactor {
             false => lane.owed_bulk_bytes + stripe_bytes <= window,
         };
         let best = self.lanes_to_use(peer_index, now).filter(fits);
-        let best = best.min_by_key(|lane| (lane.is_stalled(now), lane.owed_bytes)).map(|lane| (lane.id, lane.owed_bytes));
+        let best = best
+            .min_by_key(|lane| (lane.is_stalled(now), lane.owed_bytes))
+            .map(|lane| (lane.id, lane.owed_bytes));
         // Also when the last lane without such parts is about to be taken: the next small thing needs one.
         if best.is_none_or(|(_, owed)| owed > 0 || self.peers[peer_index].lanes.len() == 1) {
             self.open_lane(peer_index, now);
@@ -157,7 +163,12 @@ impl Reactor {
         let Some((lane, _)) = best else { return false };
         self.peers[peer_index].queues.bulk.pop_front();
         self.ask_part(lane, id, What::Stripe, now);
-        if self.fills.get(id).and_then(|fill| fill.transfer.as_ref()).is_some_and(|transfer| transfer.wants_more()) {
+        if self
+            .fills
+            .get(id)
+            .and_then(|fill| fill.transfer.as_ref())
+            .is_some_and(|transfer| transfer.wants_more())
+        {
             self.peers[peer_index].queues.bulk.push_back(id);
         }
         true
@@ -202,9 +213,12 @@ impl Reactor {
         let names = Namespaces::of_process();
         let known: Vec<_> = fills.iter().filter_map(|&id| self.fills.get(id)).collect();
         let namespaces: Vec<_> = known.iter().map(|fill| names.name(fill.key.namespace)).collect();
-        let keys = known.iter().zip(&namespaces).map(|(fill, namespace)| (namespace.as_bytes(), &*fill.key.bytes));
+        let keys =
+            known.iter().zip(&namespaces).map(|(fill, namespace)| (namespace.as_bytes(), &*fill.key.bytes));
         let mut request = Vec::new();
-        let Ok(taken) = wire::encode_lookup(&mut request, request_id, keys, &Limits::default()) else { return };
+        let Ok(taken) = wire::encode_lookup(&mut request, request_id, keys, &Limits::default()) else {
+            return;
+        };
         let peer = lane.peer;
         let rest = fills.split_off(taken);
         for &id in &fills {
@@ -224,7 +238,11 @@ impl Reactor {
     pub(super) fn open_lane(&mut self, peer_index: usize, now: Instant) {
         let peer = &self.peers[peer_index];
         let connecting = peer.lanes.iter().filter_map(|id| self.lanes.get(id)).any(|lane| !lane.is_up());
-        if self.is_stopping() || connecting || peer.lanes.len() >= self.config.lanes_per_peer || peer.shunned(now).is_some() {
+        if self.is_stopping()
+            || connecting
+            || peer.lanes.len() >= self.config.lanes_per_peer
+            || peer.shunned(now).is_some()
+        {
             return;
         }
         self.last_lane += 1;
@@ -284,5 +302,6 @@ impl Reactor {
 /// Whether a lane may owe one more small answer, of this length if that is known.
 fn has_place(lane: &Lane, len: Option<u64>, depth: usize) -> bool {
     let owed = lane.outstanding.len();
-    owed < depth || len.is_some_and(|len| owed < LANE_DEPTH_MAX && lane.owed_bytes + len <= SMALL_WINDOW_BYTES)
+    owed < depth
+        || len.is_some_and(|len| owed < LANE_DEPTH_MAX && lane.owed_bytes + len <= SMALL_WINDOW_BYTES)
 }

@@ -155,7 +155,8 @@ impl Reactor {
     /// If a fill in this stage does not go on for want of room: how many bytes are wanted.
     fn short_of_bytes(&self, stage: Stage, len: Option<u64>) -> Option<u64> {
         let held_back = stage == Stage::Queued && !self.starving.is_empty();
-        (stage == Stage::NoRoom || held_back).then(|| len.or_else(|| self.first_starving_bytes()).unwrap_or(0))
+        (stage == Stage::NoRoom || held_back)
+            .then(|| len.or_else(|| self.first_starving_bytes()).unwrap_or(0))
     }
 
     /// Nobody waits any longer for a value that is arriving. Whoever asks next is glad of it, unless it comes so slowly
@@ -174,7 +175,8 @@ impl Reactor {
             Receive::Body(body) if body.fill == id => body.time_left(now).is_none_or(|left| left > patience),
             _ => false,
         };
-        let lanes: Vec<u64> = self.lanes.values().filter(|lane| slow(&lane.receive)).map(|lane| lane.id).collect();
+        let lanes: Vec<u64> =
+            self.lanes.values().filter(|lane| slow(&lane.receive)).map(|lane| lane.id).collect();
         for lane in lanes {
             let progress = self.lanes.get(&lane).map_or_else(String::new, Lane::progress);
             self.break_lane(lane, format!("too slow to wait for, {progress}"));

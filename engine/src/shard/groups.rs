@@ -130,7 +130,8 @@ impl Reactor {
 
     fn attempt(&mut self, id: GroupId) -> Attempt {
         let Some(mut group) = self.groups.remove(&id) else { return Attempt::Over };
-        let (gone, left) = std::mem::take(&mut group.members).into_iter().partition(|member| member.waiter.is_gone());
+        let (gone, left) =
+            std::mem::take(&mut group.members).into_iter().partition(|member| member.waiter.is_gone());
         group.members = left;
         self.leave(gone, None);
         let needs = self.look(id, &mut group);
@@ -178,7 +179,8 @@ impl Reactor {
         let now = Instant::now();
         for mut member in std::mem::take(&mut group.members) {
             if member.lease.is_none()
-                && let Some(pin) = self.store.lookup(member.hash, member.key.borrow()).and_then(|slot| self.store.pin(slot))
+                && let Some(pin) =
+                    self.store.lookup(member.hash, member.key.borrow()).and_then(|slot| self.store.pin(slot))
             {
                 member.lease = Some(self.shared.grant(pin));
             }
@@ -227,7 +229,10 @@ impl Reactor {
     fn rooms_for(&mut self, unplaced: &[FillId]) -> Option<Vec<(FillId, Room)>> {
         let mut rooms = Vec::with_capacity(unplaced.len());
         for &id in unplaced {
-            let Some((hash, about)) = self.fills.get(id).and_then(|fill| Some((fill.hash, fill.about?))) else { continue };
+            let Some((hash, about)) = self.fills.get(id).and_then(|fill| Some((fill.hash, fill.about?)))
+            else {
+                continue;
+            };
             match self.store.reserve(hash, about.len, &self.shared.counters) {
                 Ok(room) => rooms.push((id, room)),
                 Err(NoRoom::Pinned | NoRoom::Never) => {
@@ -273,7 +278,10 @@ impl Reactor {
     fn leave(&mut self, members: Vec<Member>, error: Option<&Error>) {
         for member in members {
             let unwanted = |fill: &Fill| {
-                fill.stage == Stage::NoRoom && fill.waiters.is_empty() && fill.groups.is_empty() && !fill.starving
+                fill.stage == Stage::NoRoom
+                    && fill.waiters.is_empty()
+                    && fill.groups.is_empty()
+                    && !fill.starving
             };
             if let Some(id) = self.fills.find(member.hash, member.key.borrow())
                 && self.fills.get(id).is_some_and(unwanted)
@@ -293,10 +301,17 @@ impl Reactor {
         self.tell_groups_of(&fill.groups, fill.hash, &fill.key, answer);
     }
 
-    pub(super) fn tell_groups_of(&mut self, groups: &[GroupId], hash: u64, key: &OwnedKey, answer: impl Fn() -> Answer) {
+    pub(super) fn tell_groups_of(
+        &mut self,
+        groups: &[GroupId],
+        hash: u64,
+        key: &OwnedKey,
+        answer: impl Fn() -> Answer,
+    ) {
         for id in groups {
             let Some(group) = self.groups.get_mut(id) else { continue };
-            let concerned = |member: &Member| member.hash == hash && member.key == *key && member.lease.is_none();
+            let concerned =
+                |member: &Member| member.hash == hash && member.key == *key && member.lease.is_none();
             let (told, left) = std::mem::take(&mut group.members).into_iter().partition(concerned);
             group.members = left;
             let told: Vec<Member> = told;

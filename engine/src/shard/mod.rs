@@ -14,7 +14,7 @@
 //! | `placement` | cores and nodes of the shards; no I/O |
 //! | `peers` | choice of the peer, back-off; no I/O |
 //! | `absent` | keys that the origin lately said it does not have; no I/O |
-//! | `lane` | one connection and the buffers that the kernel may touch |
+//! | `lane`, `body` | one connection and the buffers that the kernel may touch |
 //! | `transport` | io_uring or epoll |
 //! | `reactor` | the loop |
 //! | `room`, `groups`, `turn` | who waits for room; batches that must be held together |
@@ -25,6 +25,7 @@
 mod absent;
 mod answers;
 mod arrivals;
+mod body;
 mod dispatch;
 mod ends;
 mod fills;
@@ -226,7 +227,7 @@ fn set_up(
     }
     let mut transport = transport::open(config.transport).map_err(failed)?;
     if let Some(reason) = &transport.report().fallback {
-        tracing::warn!(shard = index, "io_uring cannot be had, epoll is used, which costs more calls: {reason}");
+        tracing::warn!(shard = index, "io_uring cannot be had, epoll is used, which makes several calls where io_uring makes one (Stats::transport_calls): {reason}");
     }
     if config.register != LockPolicy::Off
         && let Err(reason) = transport.register(&arena)
@@ -261,6 +262,7 @@ fn set_up(
     };
     let fork = ForkGuard::new();
     let shared = Arc::new(Shared::new(index, table, slots, arena, bell, config.request_ring, fork));
+    shared.counters.epoll_shards.set(u64::from(report.transport.name == "epoll"));
     shared.counters.arena_bytes.set(shared.arena.bytes() as u64);
     let store = Store::new(writer, extents, policy);
     Ok((Reactor::new(shared, config.clone(), secret, store, transport), report))

@@ -1,8 +1,8 @@
 //! Peers: which one holds a key, what waits for it, and how long it is left alone after it refused.
 
 use super::fills::FillId;
-use crate::{Address, Error};
 use crate::key::OwnedKey;
+use crate::{Address, Error};
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::{Duration, Instant};

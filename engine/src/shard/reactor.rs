@@ -6,19 +6,19 @@ use super::fills::{Fill, FillId, Fills, Stage};
 use super::groups::{Group, GroupId};
 use super::lane::Lane;
 use super::peers::{self, Peer};
-use super::resize::Resizing;
 use super::request::{Answer, Fetch, Request, Reservation, Scope, Waiter};
+use super::resize::Resizing;
 use super::room::Starving;
 use super::shared::Shared;
 use super::store::Store;
 use super::transport::Transport;
 use super::value::Value;
+use crate::Error;
 use crate::auth::Secret;
 use crate::config::{Admission, Config};
 use crate::key::OwnedKey;
 use crate::namespace::Namespaces;
 use crate::stats::ShardCounters;
-use crate::Error;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -116,6 +116,7 @@ impl Reactor {
                 break;
             }
             self.rest();
+            self.counters().transport_calls.set(self.transport.calls());
             self.transport.completions(&mut completions);
             for (token, result) in completions.drain(..) {
                 self.complete(token, result);

@@ -82,7 +82,8 @@ pub(crate) struct Member {
 impl Member {
     /// Gives out the value if it is there, else the error.
     pub(crate) fn settle(self, error: &Error) {
-        self.waiter.answer(Answer::Value(self.lease.map_or_else(|| Err(error.clone()), |lease| Ok(Some(lease)))));
+        self.waiter
+            .answer(Answer::Value(self.lease.map_or_else(|| Err(error.clone()), |lease| Ok(Some(lease)))));
     }
 }
 

@@ -152,7 +152,8 @@ impl Reactor {
     /// themselves; a fill would wait until its deadline.
     fn forsake_too_large(&mut self) {
         let arena_bytes = self.store.arena_bytes();
-        let len = |fill: &Fill| fill.about.filter(|_| fill.stage == Stage::NoRoom).map_or(0, |about| about.len);
+        let len =
+            |fill: &Fill| fill.about.filter(|_| fill.stage == Stage::NoRoom).map_or(0, |about| about.len);
         let found = self.fills.iter().map(|(id, fill)| (id, len(fill))).filter(|&(_, len)| len > arena_bytes);
         let found: Vec<_> = found.collect();
         for (id, value_bytes) in found {

@@ -61,8 +61,7 @@ impl Reactor {
     ) -> Result<(), Starving> {
         match self.store.reserve(hash, len, &self.shared.counters) {
             Ok(room) => {
-                let reservation =
-                    Reservation::new(self.shared.clone(), room.slot, room.extents.clone(), len);
+                let reservation = Reservation::new(self.shared.clone(), room.slot, room.extents.clone(), len);
                 self.store.lend(hash, key, room, len, &self.shared.counters);
                 waiter.answer(Answer::Reserved(Ok(reservation)));
             }
@@ -126,7 +125,8 @@ impl Reactor {
     }
 
     pub(super) fn expire_puts(&mut self, now: Instant) {
-        let late = |starving: &Starving| matches!(starving, Starving::Put { deadline, .. } if *deadline <= now);
+        let late =
+            |starving: &Starving| matches!(starving, Starving::Put { deadline, .. } if *deadline <= now);
         if !self.starving.iter().any(late) {
             return;
         }

@@ -4,7 +4,9 @@
 use hotslice::auth::Secret;
 use hotslice::memory::PagePolicy;
 use hotslice::server::{ServerConfig, ServerHandle};
-use hotslice::wire::{Op, RESPONSE_HEADER_BYTES, RequestDecoder, RequestEvent, ResponseHeader, Status, TOKEN_BYTES};
+use hotslice::wire::{
+    Op, RESPONSE_HEADER_BYTES, RequestDecoder, RequestEvent, ResponseHeader, Status, TOKEN_BYTES,
+};
 use hotslice::{Address, Cache, Error, Key};
 use hotslice_tests::content::{self, name};
 use hotslice_tests::gauges::{alone, finish};
@@ -58,7 +60,9 @@ fn demanding_server(listen: Address) -> ServerHandle {
 
 fn put(server: &ServerHandle, names: &[String]) {
     let mut client = hotslice::origin::SliceClient::connect(server.addr(), HANG).expect("connect");
-    client.authenticate(&Secret::new(RIGHT.as_bytes().to_vec().into()).expect("long enough")).expect("authenticated");
+    client
+        .authenticate(&Secret::new(RIGHT.as_bytes().to_vec().into()).expect("long enough"))
+        .expect("authenticated");
     for name in names {
         let len = content::named_len(name.as_bytes()).expect("a name that tells a length");
         client.put(b"", name.as_bytes(), &content::bytes(name.as_bytes(), 1, len)).expect("put");
@@ -216,6 +220,9 @@ fn a_server_that_never_proves_anything_is_given_up_in_time() {
     alone(|| {
         let secret = SecretFile::new("silent", RIGHT);
         let impostor = Impostor::start(None);
-        refused(knowing(&secret, impostor.address.into()), "no progress within 300 ms, during authentication");
+        refused(
+            knowing(&secret, impostor.address.into()),
+            "no progress within 300 ms, during authentication",
+        );
     });
 }

@@ -312,8 +312,9 @@ fn big_batches_all_end(shards: usize, origin: &FakeOrigin) {
                 for round in 0..12 {
                     // Of 20 values of which 16 fit; 6 to 10 for each.
                     let count = 6 + (round + thread) % 3;
-                    let names: Vec<String> =
-                        (0..count).map(|i| name(MIB - 4096 * (i % 3), (7 * thread + 3 * round + i) % 20)).collect();
+                    let names: Vec<String> = (0..count)
+                        .map(|i| name(MIB - 4096 * (i % 3), (7 * thread + 3 * round + i) % 20))
+                        .collect();
                     let results = cache.get_batch(&keys(&names), Duration::from_secs(60));
                     for (name, result) in names.iter().zip(results) {
                         match result {

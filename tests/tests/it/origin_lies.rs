@@ -304,7 +304,9 @@ fn every_key_of_a_batch_gets_its_own_verdict() {
                 line.refuse(ask, Status::Internal, "disk on fire");
                 Then::GoOn
             }
-            b"large" => spoilt(|header| (header.value_len, header.body_len) = (1 << 40, MIB as u64))(ask, line),
+            b"large" => {
+                spoilt(|header| (header.value_len, header.body_len) = (1 << 40, MIB as u64))(ask, line)
+            }
             _ => {
                 line.answer_by_name(ask);
                 Then::GoOn

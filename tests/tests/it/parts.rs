@@ -27,7 +27,8 @@ fn check(cache: &Cache, key: &str, version: u64, len: usize) {
 fn sizes_around_every_border_arrive_whole() {
     alone(|| {
         let server = server(128 * MIB);
-        let sizes = [MIB - 1, MIB, MIB + 1, 2 * MIB, 2 * MIB + 1, 5 * MIB - 1, 5 * MIB, 5 * MIB + 1, 21 * MIB + 4097];
+        let sizes =
+            [MIB - 1, MIB, MIB + 1, 2 * MIB, 2 * MIB + 1, 5 * MIB - 1, 5 * MIB, 5 * MIB + 1, 21 * MIB + 4097];
         let names: Vec<String> = sizes.iter().map(|&len| name(len, 0)).collect();
         store(&server, &names);
         for (lanes, stripe_mib) in [(1, 1), (2, 1), (3, 2), (4, 4)] {
@@ -116,7 +117,10 @@ fn a_value_that_never_stands_still_is_an_error_in_the_end() {
         });
         let cache = open_with(fine(&origin, 24));
         let error = cache.get("k", soon()).expect_err("no two parts agree");
-        assert!(matches!(&error, Error::Refused { .. }) && error.to_string().contains("version"), "{error:?}");
+        assert!(
+            matches!(&error, Error::Refused { .. }) && error.to_string().contains("version"),
+            "{error:?}"
+        );
         assert!(origin.seen().gets < 40);
         finish(cache);
     });
@@ -127,7 +131,11 @@ fn a_value_that_is_removed_on_its_way_is_absent() {
     alone(|| {
         let origin = FakeOrigin::start(|ask, line| {
             // There for whoever came first.
-            if ask.number == 0 && ask.offset == 0 { line.content(ask, 1, 5 * MIB) } else { line.absent(ask) }
+            if ask.number == 0 && ask.offset == 0 {
+                line.content(ask, 1, 5 * MIB)
+            } else {
+                line.absent(ask)
+            }
             Then::GoOn
         });
         let cache = open_with(fine(&origin, 16));
@@ -388,7 +396,9 @@ fn what_a_lookup_says_wrongly_is_no_value() {
     alone(|| {
         let names: Vec<String> = (0..40).map(|i| name(2000 + i, i)).collect();
         let keys: Vec<Key<'_>> = names.iter().map(Key::from).collect();
-        let right = |key: &[u8]| content::named_len(key).map(|len| (len as u64, crc32c::crc32c(&content::bytes(key, 1, len))));
+        let right = |key: &[u8]| {
+            content::named_len(key).map(|len| (len as u64, crc32c::crc32c(&content::bytes(key, 1, len))))
+        };
         // A version that does not exist, one of no version at all, another length, another checksum.
         let origin = wrong_lookups(move |key| right(key).map(|(len, crc)| (len, 9, crc)));
         let cache = open(8 * MIB, origin.address());
@@ -406,10 +416,14 @@ fn what_a_lookup_says_wrongly_is_no_value() {
         assert_eq!(cache.stats().lanes_failed, 1, "asked one by one over another connection");
         finish(cache);
         for (longer, other) in [(1, 0), (0, 1)] {
-            let origin = wrong_lookups(move |key| right(key).map(|(len, crc)| (len + longer, 1, crc ^ other)));
+            let origin =
+                wrong_lookups(move |key| right(key).map(|(len, crc)| (len + longer, 1, crc ^ other)));
             let cache = open(8 * MIB, origin.address());
             for result in cache.get_batch(&keys, soon()) {
-                assert!(matches!(result, Err(Error::Protocol { .. } | Error::PeerUnavailable { .. })), "{result:?}");
+                assert!(
+                    matches!(result, Err(Error::Protocol { .. } | Error::PeerUnavailable { .. })),
+                    "{result:?}"
+                );
             }
             finish(cache);
         }
@@ -432,7 +446,10 @@ fn a_refused_lookup_is_asked_key_by_key() {
         let results = cache.get_batch(&keys, soon());
         assert_eq!((origin.seen().lookups, origin.requests()), (vec![4], 4));
         assert!(matches!(results[0], Ok(Some(_))) && matches!(results[3], Ok(Some(_))), "{results:?}");
-        assert!(matches!(results[1], Err(Error::Refused { .. })) && matches!(results[2], Ok(None)), "{results:?}");
+        assert!(
+            matches!(results[1], Err(Error::Refused { .. })) && matches!(results[2], Ok(None)),
+            "{results:?}"
+        );
         drop(results);
         finish(cache);
     });

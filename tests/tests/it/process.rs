@@ -100,6 +100,8 @@ fn io_uring_is_refused() {
         assert!(report.fallback.as_ref().is_some_and(|reason| reason.contains("seccomp")), "{report:?}");
         let key = name(1_000_001, 1);
         content::check_lease(key.as_bytes(), 1, 1_000_001, &cache.get(&key, soon()).unwrap().unwrap());
+        let stats = cache.stats();
+        assert!(stats.epoll_shards == 1 && stats.transport_calls > 2, "{stats:?}");
         finish(cache);
     });
 }

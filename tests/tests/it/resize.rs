@@ -1,6 +1,7 @@
 //! The capacity changes while the cache works: grown it holds more, shrunk it gives memory back as soon as no
 //! lease needs it, and no byte under a lease changes.
 
+use hotslice::Address;
 use hotslice::{Cache, Deadline, Error, Invalidate, Lease, Namespace, Resized};
 use hotslice_tests::child::in_child;
 use hotslice_tests::content::{self, name};
@@ -8,7 +9,6 @@ use hotslice_tests::gauges::{Resources, alone, assert_quiet, finish};
 use hotslice_tests::origin::FakeOrigin;
 use hotslice_tests::setup::{MIB, config, open_with, server, soon, store};
 use hotslice_tests::sync::eventually;
-use hotslice::Address;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 fn cache(mib: usize, max_mib: usize, origin: &[Address]) -> Cache {

@@ -25,6 +25,7 @@ pub(super) struct Epoll {
     bell_armed: bool,
     done: Vec<(Token, i32)>,
     in_flight: usize,
+    calls: u64,
     events: Vec<libc::epoll_event>,
 }
 
@@ -60,6 +61,7 @@ impl Epoll {
             bell_armed: false,
             done: Vec::new(),
             in_flight: 0,
+            calls: 0,
             events: vec![libc::epoll_event { events: 0, u64: 0 }; EVENTS],
         })
     }
@@ -86,6 +88,7 @@ impl Epoll {
     fn try_send(&mut self, lane: u64) {
         let Some(socket) = self.sockets.get_mut(&lane).filter(|socket| !socket.connecting) else { return };
         let Some((bytes, len)) = socket.send else { return };
+        self.calls += 1;
         // SAFETY: `send`'s caller keeps the bytes in place until the completion.
         let result = retry(|| unsafe {
             libc::send(socket.fd, bytes.cast(), len, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
@@ -101,6 +104,7 @@ impl Epoll {
         let fd = socket.fd;
         let Some(receive) = &mut socket.receive else { return };
         let result = loop {
+            self.calls += 1;
             // SAFETY: `receive`'s caller lent `len` bytes until the completion, and `got` is less.
             let got = retry(|| unsafe {
                 let into = receive.into.add(receive.got);
@@ -137,6 +141,7 @@ impl Epoll {
     fn bell_moved(&mut self) {
         let Some(fd) = self.bell.filter(|_| self.bell_armed) else { return };
         let mut count = 0u64;
+        self.calls += 1;
         // SAFETY: reads eight bytes into a local. The descriptor is readable, and nobody else reads it.
         unsafe { libc::read(fd, (&raw mut count).cast(), 8) };
         self.bell_armed = false;
@@ -144,6 +149,7 @@ impl Epoll {
     }
 
     fn take_events(&mut self, timeout_ms: libc::c_int) {
+        self.calls += 1;
         // SAFETY: the buffer holds EVENTS events.
         let count = unsafe {
             libc::epoll_wait(
@@ -166,6 +172,10 @@ impl Epoll {
 impl Transport for Epoll {
     fn report(&self) -> &TransportReport {
         &self.report
+    }
+
+    fn calls(&self) -> u64 {
+        self.calls
     }
 
     fn register(&mut self, _arena: &Arena) -> Result<(), String> {

@@ -94,6 +94,9 @@ pub(in crate::shard) trait Transport {
     /// What was obtained.
     fn report(&self) -> &TransportReport;
 
+    /// System calls made so far: what the transport costs beside the copying.
+    fn calls(&self) -> u64;
+
     /// Registers the arena's blocks, so that the kernel pins their pages once. The error says what to change.
     ///
     /// The caller keeps the arena mapped until the transport is dropped.

@@ -30,6 +30,7 @@ pub(super) struct Ring {
     /// Target of the eventfd read; boxed so that it stays where it is while the kernel owns it.
     bell_buffer: Box<u64>,
     timeout: Box<types::Timespec>,
+    calls: u64,
 }
 
 impl Ring {
@@ -51,6 +52,7 @@ impl Ring {
             backlog: Vec::new(),
             bell_buffer: Box::new(0),
             timeout: Box::new(types::Timespec::new()),
+            calls: 0,
         })
     }
 
@@ -84,7 +86,8 @@ impl Ring {
         self.in_flight += 1;
     }
 
-    fn check(&self, entered: std::io::Result<usize>) {
+    fn check(&mut self, entered: std::io::Result<usize>) {
+        self.calls += 1;
         // EBUSY and EAGAIN: completions must be taken first; EINTR: a signal; ETIME: the wait's timeout.
         // Whatever is left in the queue goes with the next submission.
         if let Err(error) = entered
@@ -109,6 +112,10 @@ impl Ring {
 impl Transport for Ring {
     fn report(&self) -> &TransportReport {
         &self.report
+    }
+
+    fn calls(&self) -> u64 {
+        self.calls
     }
 
     fn register(&mut self, arena: &Arena) -> Result<(), String> {

@@ -130,7 +130,8 @@ fn measure(args: &BenchArgs) -> Result<Report, String> {
 fn server_bytes(args: &BenchArgs) -> u64 {
     let bytes = |count: usize, value_bytes: usize| count as u64 * (value_bytes as u64 + 4096);
     let rows: u64 = args.sizes.iter().map(|g| bytes(args.count as usize, g.value_bytes)).sum();
-    let striped = bytes(stripes::STRIPED_COUNT, stripes::STRIPED_BYTES) + bytes(1, stripes::large_bytes(args));
+    let striped =
+        bytes(stripes::STRIPED_COUNT, stripes::STRIPED_BYTES) + bytes(1, stripes::large_bytes(args));
     let small = bytes(stripes::SMALL_COUNT, stripes::SMALL_BYTES);
     let compared = bytes(ROTATION, bars::COMPARED_BYTES);
     let bars = if args.wants(Part::Bars) { compared + striped + small } else { 0 };
