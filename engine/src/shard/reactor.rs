@@ -5,6 +5,7 @@ use super::absent::Absent;
 use super::fills::{Fill, FillId, Fills, Stage};
 use super::groups::{Group, GroupId};
 use super::lane::Lane;
+use super::namespaces::Waiting;
 use super::peers::{self, Peer};
 use super::resize::Resizing;
 use super::request::{Answer, Fetch, Request, Reservation, Scope, Waiter};
@@ -37,6 +38,7 @@ pub(super) struct Reactor {
     pub(super) peers: Vec<Peer>,
     pub(super) lanes: HashMap<u64, Lane>,
     pub(super) starving: VecDeque<Starving>,
+    pub(super) waiting: Waiting,
     /// Somebody waits for room, or did a moment ago: first bytes were not asked for.
     pub(super) holding_back: bool,
     pub(super) groups: HashMap<GroupId, Group>,
@@ -63,7 +65,7 @@ impl Reactor {
     ) -> Self {
         Self {
             peers: config.origin.iter().cloned().map(Peer::new).collect(),
-            absent: Absent::new(Duration::from_millis(config.absent_ttl_ms)),
+            absent: Absent::new(),
             shared,
             config,
             store,
@@ -71,6 +73,7 @@ impl Reactor {
             fills: Fills::default(),
             lanes: HashMap::new(),
             starving: VecDeque::new(),
+            waiting: Waiting::default(),
             holding_back: false,
             groups: HashMap::new(),
             groups_to_try: Vec::new(),
@@ -101,6 +104,7 @@ impl Reactor {
             }
             // Also when nobody wants room: the gauges tell what is in use.
             self.store.reclaim(&self.shared.counters);
+            self.look_again();
             self.try_groups();
             self.go_on_resizing();
             self.feed_starving();
@@ -174,6 +178,9 @@ impl Reactor {
                 }
                 Request::Commit { reservation, crc32c, waiter } => self.commit(reservation, crc32c, waiter),
                 Request::Invalidate { scope, waiter } => self.invalidate(&scope, waiter),
+                Request::SetNamespace { namespace, settings, waiter } => {
+                    self.set_namespace(namespace, settings, waiter);
+                }
                 Request::Resize { blocks, waiter } => self.resize(blocks, waiter),
                 Request::Shutdown => self.stop(),
             }
@@ -187,7 +194,8 @@ impl Reactor {
         if waiter.as_ref().is_some_and(Waiter::is_gone) {
             return None;
         }
-        if let Some(slot) = self.store.lookup(hash, key.borrow()) {
+        let since = Instant::now();
+        if let Some(slot) = self.store.lookup(hash, key.borrow()).filter(|&slot| self.serves(slot, since)) {
             self.counters().late_hits.add(1);
             // Pinned only for somebody: a prefetch would never let go of it.
             if let Some(waiter) = waiter
@@ -199,10 +207,13 @@ impl Reactor {
         }
         if let Some(id) = self.fills.find(hash, key.borrow()) {
             self.counters().joined.add(1);
-            self.join(id, waiter, deadline);
+            match self.is_in_time(id, since) {
+                true => self.join(id, waiter, deadline),
+                false => self.wait_for_end(id, Fetch { hash, key, waiter }, deadline),
+            }
             return None;
         }
-        let known_absent = self.absent.contains(hash, key.borrow(), Instant::now());
+        let known_absent = self.absent.contains(hash, key.borrow(), since);
         self.counters().absent_hits.add(u64::from(known_absent));
         if self.peers.is_empty() || known_absent {
             if let Some(waiter) = waiter {
@@ -230,7 +241,8 @@ impl Reactor {
     /// Begins a fill, which is then to be queued.
     pub(super) fn start_fill(&mut self, hash: u64, key: OwnedKey, deadline: Instant) -> FillId {
         let peer = peers::choose(&self.peers, &Namespaces::of_process().name(key.namespace), &key);
-        let id = self.fills.start(Fill::new(hash, key, peer, deadline));
+        let confirms = self.asks_about(hash, &key);
+        let id = self.fills.start(Fill { confirms, ..Fill::new(hash, key, peer, deadline) });
         self.counters().fills.add(1);
         self.count_fills();
         self.deadlines.push(Reverse((deadline, id)));
@@ -251,7 +263,8 @@ impl Reactor {
         let Some((hash, key, room, len)) = self.store.take_back(reservation.commit()) else { return };
         let fill = self.fills.find(hash, key.borrow());
         self.absent.forget(hash);
-        let value = Value { key, extents: room.extents, len, version: 0, crc32c };
+        let value = Value::new(key, room.extents, len, 0, crc32c);
+        self.store.date(room.slot, Instant::now());
         let keep = self.config.admission == Admission::FirstMiss;
         let _ = self.store.publish(room.slot, hash, value, 0, keep, &self.shared.counters);
         self.counters().puts.add(1);
@@ -311,7 +324,8 @@ impl Reactor {
         let lane = self.lanes.values().filter_map(|lane| self.lane_deadline(lane)).min();
         let reconnect = self.peers.iter().filter_map(Peer::reconnect_at).min();
         let (put, group) = (self.next_put_deadline(), self.next_group_deadline());
-        fill.into_iter().chain(lane).chain(reconnect).chain(put).chain(group).min()
+        let late = self.next_late_deadline();
+        fill.into_iter().chain(lane).chain(reconnect).chain(put).chain(group).chain(late).min()
     }
 
     /// When the lane's peer has owed the present step for too long, or an idle lane must be looked after.
@@ -346,6 +360,7 @@ impl Reactor {
         }
         self.expire_puts(now);
         self.expire_groups(now);
+        self.expire_late(now);
     }
 
     /// Begins the end: everybody is told, every operation is cancelled. The loop goes on until the kernel has
@@ -355,6 +370,7 @@ impl Reactor {
         self.shared.close();
         self.resizing = Resizing::default();
         self.starving.clear();
+        self.waiting = Waiting::default();
         self.groups.clear();
         let ids: Vec<FillId> = self.fills.iter().map(|(id, _)| id).collect();
         for id in ids {
@@ -373,6 +389,7 @@ impl Reactor {
     pub(super) fn abandon(&mut self) {
         self.resizing = Resizing::default();
         self.starving.clear();
+        self.waiting = Waiting::default();
         self.groups.clear();
         self.fills = Fills::default();
     }
