@@ -52,6 +52,21 @@ pub enum Error {
         /// Size of the arena of the key's shard in bytes.
         arena_bytes: u64,
     },
+    /// The value, or the values of a batch together, can never fit into what their namespace may take.
+    #[error(
+        "{value_bytes} bytes cannot fit into namespace `{namespace}`: of its quota_bytes, which are {quota_bytes}, a \
+         shard has {share_bytes}"
+    )]
+    Quota {
+        /// Name of the namespace.
+        namespace: Arc<str>,
+        /// Bytes that were needed.
+        value_bytes: u64,
+        /// The namespace's quota in bytes.
+        quota_bytes: u64,
+        /// The shard's share of it in whole granules.
+        share_bytes: u64,
+    },
     /// The values of a batch can never be held together.
     #[error(
         "leases on all {values} values of a batch cannot be held at once: they take {batch_bytes} bytes of a shard's \
@@ -83,7 +98,8 @@ pub enum Error {
         /// Length of the value in bytes.
         value_bytes: u64,
     },
-    /// No memory could be had before the deadline because leases pin it.
+    /// No memory could be had before the deadline because leases pin it: of the arena, or of what a namespace with a
+    /// quota may take.
     #[error(
         "no room for {value_bytes} bytes before the deadline: {pinned_bytes} of {arena_bytes} bytes are \
          pinned by leases or fills in flight"

@@ -60,10 +60,11 @@ not_in_models! {
     pub use cache::{BatchFuture, Cache, GetFuture, Invalidate, PutFuture, Read, ReadRange, ReadScatter};
     pub use cache::{Resized, ShardResized};
     pub use cache::{Completion, CompletionQueue, OperationId, Outcome, Target};
-    pub use config::{Admission, Config, TransportKind};
+    pub use config::{Admission, Config, ConfigBuilder, TransportKind};
     pub use deadline::Deadline;
     pub use error::{Error, Result};
     pub use key::{KEY_BYTES_MAX, Key, NAMESPACE_BYTES_MAX, Namespace};
+    pub use namespace::{NamespaceMode, NamespaceSettings};
     pub use shard::{Lease, Segments, ShardReport, TransportReport};
-    pub use stats::Stats;
+    pub use stats::{NamespaceStats, Stats};
 }

@@ -1,4 +1,10 @@
-//! The names of namespaces. One list for the whole process, so that a number means the same name in every cache.
+//! The names of namespaces. One list for the whole process, so that a number means the same name in every cache. Their
+//! settings are in `mode`, what is counted of them in `usage`; neither knows what a value is.
+
+pub(crate) mod mode;
+pub(crate) mod usage;
+
+pub use mode::{NamespaceMode, NamespaceSettings};
 
 use crate::key::{NAMESPACE_BYTES_MAX, Namespace};
 use crate::{Error, Result};
@@ -6,7 +12,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 
 /// Namespaces that one process can have. They are never forgotten, so the number is bounded.
-const NAMESPACES_MAX: usize = 65_536;
+pub(crate) const NAMESPACES_MAX: usize = 65_536;
 
 /// Numbers for names. Not on the way of a hit: keys carry the number.
 pub(crate) struct Namespaces(RwLock<Names>);

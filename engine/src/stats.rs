@@ -32,6 +32,8 @@ pub struct Stats {
     pub absent_hits: u64,
     /// Questions to peers about all keys of a batch at once.
     pub locates: u64,
+    /// Fills that ended with the origin's word that the value in the cache is the present one: nothing was transferred.
+    pub fills_confirmed: u64,
     /// Fills that failed.
     pub fills_failed: u64,
     /// Fills whose value was thrown away because the key was invalidated or put meanwhile, or nobody waited.
@@ -87,6 +89,17 @@ pub struct Stats {
     pub reservations: u64,
 }
 
+/// What one namespace has in a cache at a moment, over all shards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct NamespaceStats {
+    /// Values that lookups can find, whatever their age.
+    pub entries: u64,
+    /// Bytes of arena in use, by values found or not, by fills and by puts that are being written, in whole granules:
+    /// what `quota_bytes` bounds.
+    pub used_bytes: u64,
+}
+
 macro_rules! shard_counters {
     ($($name:ident),* $(,)?) => {
         /// What a shard counts. Written by the shard alone.
@@ -108,6 +121,7 @@ shard_counters!(
     fills,
     fills_published,
     fills_absent,
+    fills_confirmed,
     absent_hits,
     locates,
     fills_failed,

@@ -101,7 +101,12 @@ pub fn assert_conserved(cache: &Cache) {
     assert_eq!(s.lookups, s.hits + s.misses, "{s:#?}");
     assert_eq!(
         s.fills,
-        s.fills_published + s.fills_absent + s.fills_failed + s.fills_discarded + s.fills_in_flight,
+        s.fills_published
+            + s.fills_absent
+            + s.fills_confirmed
+            + s.fills_failed
+            + s.fills_discarded
+            + s.fills_in_flight,
         "{s:#?}"
     );
 }

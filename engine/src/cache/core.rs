@@ -6,10 +6,12 @@ use crate::call::{Call, Wake};
 use crate::config::Config;
 use crate::deadline::Deadline;
 use crate::fork::ForkGuard;
-use crate::key::{Key, KeyHasher};
+use crate::key::{Key, KeyHasher, Namespace};
+use crate::namespace::NamespaceSettings;
 use crate::shard::request::{Answer, Fetch, Member, Request, Reservation, Scope, Waiter};
 use crate::shard::turn::Turn;
 use crate::shard::{Lease, Shared};
+use crate::table::Pin;
 use crate::{Error, Result};
 use std::sync::Arc;
 use std::time::Duration;
@@ -306,6 +308,23 @@ impl Core {
         Ok(Pending { call, len: shards.len(), deadline })
     }
 
+    /// Changes the settings of a namespace on all shards. Its positions are the shards.
+    pub(super) fn set_namespace(
+        &self,
+        namespace: Namespace,
+        settings: NamespaceSettings,
+        deadline: Deadline,
+        front: Front,
+    ) -> Result<Pending> {
+        self.check_fork()?;
+        let (len, call) = (self.shards.len(), Arc::new(Call::new(self.shards.len(), front.wake)));
+        for (position, shared) in self.shards.iter().enumerate() {
+            let waiter = Waiter::new(call.clone(), position as u32, |error| Answer::Done(Err(error)));
+            self.submit(shared, Request::SetNamespace { namespace, settings, waiter }, deadline, front.entry);
+        }
+        Ok(Pending { call, len, deadline })
+    }
+
     /// Hands keys over that are not there, for nobody. Returns how many.
     pub(crate) fn prefetch(&self, keys: &[Key<'_>]) -> Result<usize> {
         let mut per_shard: Vec<Vec<Fetch>> = self.shards.iter().map(|_| Vec::new()).collect();
@@ -330,8 +349,10 @@ impl Core {
     /// True if the value is there at this moment. Not a lookup for the counters.
     pub(crate) fn contains(&self, key: Key<'_>) -> Result<bool> {
         let (hash, shared) = self.shard_of(key.check()?)?;
-        let pin = shared.table.find(hash, |value| value.is(key));
-        Ok(pin.map(|pin| shared.table.release(pin)).is_some())
+        let Some(pin) = shared.table.find(hash, |value| value.is(key)) else { return Ok(false) };
+        let fresh = !shared.table.entry(&pin).is_dated() || shared.freshness.is_fresh(shared.table.identity(&pin).0);
+        shared.table.release(pin);
+        Ok(fresh)
     }
 
     fn submit(&self, shared: &Shared, request: Request, deadline: Deadline, entry: Entry) {
@@ -350,6 +371,22 @@ impl Core {
 #[inline]
 pub(crate) fn hit(shared: &Arc<Shared>, hash: u64, key: Key<'_>) -> Option<Lease> {
     let pin = shared.table.acquire(hash, |value| value.is(key))?;
+    let value = shared.table.entry(&pin);
+    // In the lines that the key was compared in; false in the default mode.
+    if value.is_dated() {
+        return dated_hit(shared, pin);
+    }
+    shared.callers.hit(value.len);
+    Some(Lease::new(shared.clone(), pin))
+}
+
+/// [`hit`], where the value's age matters.
+#[cold]
+fn dated_hit(shared: &Arc<Shared>, pin: Pin) -> Option<Lease> {
+    if !shared.freshness.is_fresh(shared.table.identity(&pin).0) {
+        shared.table.release(pin);
+        return None;
+    }
     shared.callers.hit(shared.table.entry(&pin).len);
     Some(Lease::new(shared.clone(), pin))
 }

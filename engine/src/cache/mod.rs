@@ -2,6 +2,7 @@
 
 mod core;
 mod future;
+mod namespaces;
 mod queue;
 mod requests;
 mod resize;
@@ -16,8 +17,7 @@ use self::core::{Core, Front, LeaseBatch, Miss, copy_range, copy_whole, hit};
 use crate::config::Config;
 use crate::deadline::Deadline;
 use crate::fork::ForkGuard;
-use crate::key::{Key, Namespace};
-use crate::namespace::Namespaces;
+use crate::key::Key;
 use crate::shard::{self, Lease, Shard, ShardReport};
 use crate::stats::{self, Stats};
 use crate::{Error, Result};
@@ -30,7 +30,7 @@ use wait::{count_of, reservation_of, value_of};
 ///
 /// *A hit* is served on the caller's thread without lock, system call or allocation (the copying forms
 /// copy there). *A miss* blocks the caller until the value is there, at most until its deadline. No method
-/// but [`Cache::open`], [`Cache::resize`] and [`Cache::shutdown`] blocks otherwise.
+/// but [`Cache::open`], [`Cache::resize`], [`Cache::set_namespace`] and [`Cache::shutdown`] blocks otherwise.
 ///
 /// Results: `Ok(Some(…))` is the value, complete and checked; `Ok(None)` means that the origin has no such
 /// key; an error means that this call cannot say. In batches each position has its own result, duplicates
@@ -65,11 +65,6 @@ impl Cache {
             running: Mutex::new(running),
             resizing,
         })
-    }
-
-    /// The namespace of this name, for use in keys. The empty name is [`Namespace::DEFAULT`].
-    pub fn namespace(&self, name: &str) -> Result<Namespace> {
-        Namespaces::of_process().get(name)
     }
 
     /// The configuration that the cache was opened with.

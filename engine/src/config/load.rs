@@ -3,10 +3,16 @@
 use super::settings::SETTINGS;
 use super::{Config, config_error};
 use crate::Result;
+use crate::namespace::mode::of_namespace;
+use crate::namespace::{NamespaceMode, NamespaceSettings};
 use crate::size::parse_bytes;
 use serde::Serialize;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
+
+/// Name of the tables in a file that namespaces with settings of their own have. They are not in the environment: names
+/// may contain anything.
+const NAMESPACES: &str = "namespaces";
 
 /// A configuration and where each of its values came from.
 #[derive(Clone, Debug)]
@@ -62,7 +68,8 @@ impl Config {
     /// [`Config::from_env`] with this file instead of the one that `HOTSLICE_CONFIG` names, and with the sources.
     ///
     /// The file is TOML: one key per setting, named as the field; sizes as numbers of bytes or as texts with a unit;
-    /// lists as arrays or as texts with commas. A key that is no setting is an error.
+    /// lists as arrays or as texts with commas; a table `[namespaces."name"]` for each namespace with settings of its
+    /// own (`mode`, `ttl_ms`, `validate_ms`, `quota_bytes`). A key that is no setting is an error.
     pub fn load(file: Option<&Path>) -> Result<Option<Loaded>> {
         let variable = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
         let named = variable("HOTSLICE_CONFIG").map(std::path::PathBuf::from);
@@ -77,7 +84,7 @@ impl Config {
 
     /// [`Config::load`] over the text of a file and any source of variables.
     pub fn from_sources(file: &str, variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Loaded>> {
-        let file = parse_file(file)?;
+        let (file, namespaces) = parse_file(file)?;
         let upstreams = match variable("HOTSLICE_CAPACITY_BYTES").is_none() && !file.contains_key("capacity_bytes") {
             true => match upstream(variable) {
                 Some(upstreams) => Some(upstreams),
@@ -105,26 +112,42 @@ impl Config {
                 *source = Source::File;
             }
         }
+        config.namespaces = namespaces;
         config.check()?;
         let value = |(setting, source): (&super::settings::Setting, Source)| SettingValue {
             name: setting.name,
             value: (setting.show)(&config),
             source,
         };
-        let settings = SETTINGS.iter().zip(sources).map(value).collect();
+        let mut settings: Vec<SettingValue> = SETTINGS.iter().zip(sources).map(value).collect();
+        let each = config.namespaces.iter().map(|(name, settings)| format!("{name:?} {settings}"));
+        let value = each.collect::<Vec<_>>().join(", ");
+        if !config.namespaces.is_empty() {
+            settings.push(SettingValue { name: NAMESPACES, value, source: Source::File });
+        }
         Ok(Some(Loaded { config, settings }))
     }
 }
 
-/// The file's keys and their values as texts.
-fn parse_file(text: &str) -> Result<HashMap<String, String>> {
+/// The file's keys and their values as texts, and the settings of namespaces.
+fn parse_file(text: &str) -> Result<(HashMap<String, String>, BTreeMap<String, NamespaceSettings>)> {
     let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
         config_error("configuration file", error.message(), "TOML, one `setting = value` per line")
     })?;
-    let mut settings = HashMap::new();
+    let (mut settings, mut namespaces) = (HashMap::new(), BTreeMap::new());
     for (key, value) in table {
+        if key == NAMESPACES {
+            let toml::Value::Table(tables) = value else {
+                return Err(config_error(NAMESPACES, value.type_str(), "tables: `[namespaces.\"name\"]` and settings below it"));
+            };
+            for (name, value) in tables {
+                let parsed = parse_namespace(value).map_err(|error| of_namespace(error, &name))?;
+                namespaces.insert(name, parsed);
+            }
+            continue;
+        }
         if !SETTINGS.iter().any(|setting| setting.name == key) {
-            let names: Vec<&str> = SETTINGS.iter().map(|setting| setting.name).collect();
+            let names: Vec<&str> = SETTINGS.iter().map(|setting| setting.name).chain([NAMESPACES]).collect();
             return Err(config_error("configuration file", key, format!("one of {}", names.join(", "))));
         }
         let Some(text) = text_of(&value) else {
@@ -132,7 +155,29 @@ fn parse_file(text: &str) -> Result<HashMap<String, String>> {
         };
         settings.insert(key, text);
     }
-    Ok(settings)
+    Ok((settings, namespaces))
+}
+
+/// The table of one namespace.
+fn parse_namespace(value: toml::Value) -> Result<NamespaceSettings> {
+    const ALLOWED: &str = "a table with mode, ttl_ms, validate_ms and quota_bytes";
+    let toml::Value::Table(table) = value else { return Err(config_error(NAMESPACES, value.type_str(), ALLOWED)) };
+    let (mut mode, mut ttl_ms, mut validate_ms, mut quota_bytes) = (None, None, None, 0);
+    for (key, value) in table {
+        let Some(text) = text_of(&value) else {
+            return Err(config_error(NAMESPACES, key, "a text or a whole number"));
+        };
+        let ms = |name| text.parse().map_err(|_| config_error(name, &text, "milliseconds, a whole number"));
+        match key.as_str() {
+            "mode" => mode = Some(text),
+            "ttl_ms" => ttl_ms = Some(ms("ttl_ms")?),
+            "validate_ms" => validate_ms = Some(ms("validate_ms")?),
+            "quota_bytes" => quota_bytes = parse_bytes("quota_bytes", &text)?,
+            _ => return Err(config_error(NAMESPACES, key, ALLOWED)),
+        }
+    }
+    let mode = NamespaceMode::named(mode.as_deref().unwrap_or("immutable"), ttl_ms, validate_ms)?;
+    Ok(NamespaceSettings { mode, quota_bytes })
 }
 
 fn text_of(value: &toml::Value) -> Option<String> {

@@ -5,19 +5,23 @@
 //! the file, and the file before the defaults; [`Loaded`] says what came from where. Upstream Mooncake's variables are understood too; for those, and only for those, a value that
 //! upstream calls invalid switches the cache off with a warning, as upstream documents.
 
+mod builder;
 mod load;
 mod settings;
 #[cfg(test)]
 mod tests;
 
+pub use builder::ConfigBuilder;
 pub use load::{Loaded, SettingValue, Source};
 pub use settings::parse_peers;
 
 use crate::auth::Secret;
 use crate::memory::{LockPolicy, NumaPolicy, PagePolicy};
 use crate::policy::PolicyKind;
+use crate::namespace::{NamespaceMode, NamespaceSettings, Namespaces};
 use crate::size::format_bytes;
 use crate::{Address, Error, Result};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -90,7 +94,7 @@ impl std::str::FromStr for TransportKind {
     }
 }
 
-/// Settings of a [`Cache`](crate::Cache). Start from [`Config::new`], [`Config::from_env`] or [`Config::load`].
+/// Settings of a [`Cache`](crate::Cache). Start from [`Config::new`], [`Config::builder`], [`Config::from_env`] or [`Config::load`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Config {
@@ -159,6 +163,11 @@ pub struct Config {
     pub backoff_min_ms: u64,
     /// Longest pause between attempts, in milliseconds. Default 1000.
     pub backoff_max_ms: u64,
+    /// What bounds the age of values in namespaces that have no settings of their own. Default `immutable`: nothing.
+    pub namespace_mode: NamespaceMode,
+    /// Namespaces with settings of their own, by name. [`Cache::set_namespace`](crate::Cache::set_namespace) changes
+    /// them while the cache works.
+    pub namespaces: BTreeMap<String, NamespaceSettings>,
     /// Calls that may wait in one shard's request ring, 2 to 65536. Default 1024.
     pub request_ring: usize,
     /// Microseconds that an idle shard polls before it sleeps. Default 0: polling steals time from callers
@@ -196,9 +205,16 @@ impl Config {
             absent_ttl_ms: 100,
             backoff_min_ms: 10,
             backoff_max_ms: 1_000,
+            namespace_mode: NamespaceMode::Immutable,
+            namespaces: BTreeMap::new(),
             request_ring: 1024,
             spin_us: 0,
         }
+    }
+
+    /// The same as a builder, which checks the whole at the end.
+    pub fn builder(capacity_bytes: u64) -> ConfigBuilder {
+        ConfigBuilder::new(capacity_bytes)
     }
 
     /// Checks every setting against its limits. [`Cache::open`](crate::Cache::open) does it too.
@@ -229,6 +245,12 @@ impl Config {
         }
         range("keepalive_ms", self.keepalive_ms, 0, 86_400_000)?;
         range("absent_ttl_ms", self.absent_ttl_ms, 0, 60_000)?;
+        self.namespace_mode.check()?;
+        for (name, settings) in &self.namespaces {
+            settings.check_for(name)?;
+            // Names are given out for the life of the process; a name that cannot be had is an error here.
+            Namespaces::of_process().get(name)?;
+        }
         range("request_ring", self.request_ring as u64, 2, 65_536)?;
         range("spin_us", self.spin_us, 0, 1_000_000)?;
         range("entries_max", self.entries_max, 0, u64::from(u32::MAX - 1) * self.shards as u64)?;
@@ -314,11 +336,11 @@ impl Config {
 const PEERS_MAX: usize = 4096;
 const SLOTS_DEFAULT_MAX: u64 = 1 << 20;
 
-fn config_error(setting: &'static str, value: impl ToString, allowed: impl Into<String>) -> Error {
+pub(crate) fn config_error(setting: &'static str, value: impl ToString, allowed: impl Into<String>) -> Error {
     Error::Config { setting, value: value.to_string(), allowed: allowed.into() }
 }
 
-fn range(setting: &'static str, value: u64, min: u64, max: u64) -> Result<()> {
+pub(crate) fn range(setting: &'static str, value: u64, min: u64, max: u64) -> Result<()> {
     if (min..=max).contains(&value) {
         return Ok(());
     }

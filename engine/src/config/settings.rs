@@ -27,6 +27,7 @@ macro_rules! settings {
 }
 
 const MS: &str = "1 to 86400000 milliseconds";
+const MODES: &str = "immutable, ttl:MILLISECONDS or validate:MILLISECONDS";
 const RUNGS: &str = "required, preferred or off";
 
 settings! {
@@ -82,6 +83,8 @@ settings! {
         |c, n, v| set(&mut c.backoff_min_ms, word(n, v, MS)), |c| c.backoff_min_ms.to_string();
     "backoff_max_ms", "HOTSLICE_BACKOFF_MAX_MS",
         |c, n, v| set(&mut c.backoff_max_ms, word(n, v, MS)), |c| c.backoff_max_ms.to_string();
+    "namespace_mode", "HOTSLICE_NAMESPACE_MODE",
+        |c, n, v| set(&mut c.namespace_mode, word(n, v, MODES)), |c| c.namespace_mode.to_string();
     "request_ring", "HOTSLICE_REQUEST_RING",
         |c, n, v| set(&mut c.request_ring, word(n, v, "2 to 65536")), |c| c.request_ring.to_string();
     "spin_us", "HOTSLICE_SPIN_US",

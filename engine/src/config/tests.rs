@@ -160,3 +160,59 @@ fn files_that_are_wrong_are_refused_with_the_reason() {
     }
     assert!(load("shards = 2", &[]).unwrap().is_none(), "no capacity: no cache is asked for");
 }
+
+#[test]
+fn namespaces_have_tables_in_the_file() {
+    let file = r#"
+        capacity_bytes = "1GiB"
+        namespace_mode = "validate:250"
+        [namespaces."tenant a"]
+        mode = "ttl"
+        ttl_ms = 5000
+        quota_bytes = "2GiB"
+        [namespaces.b]
+        quota_bytes = 0
+    "#;
+    let loaded = load(file, &[]).unwrap().unwrap();
+    let c = &loaded.config;
+    assert_eq!(c.namespace_mode, NamespaceMode::Validate { validate_ms: 250 });
+    let tenant = NamespaceSettings { mode: NamespaceMode::Ttl { ttl_ms: 5000 }, quota_bytes: 2 << 30 };
+    assert_eq!(c.namespaces["tenant a"], tenant);
+    assert_eq!(c.namespaces["b"], NamespaceSettings::default());
+    let shown = loaded.settings.iter().find(|setting| setting.name == "namespaces").unwrap();
+    assert_eq!((shown.value.as_str(), shown.source), (r#""b" immutable, "tenant a" ttl:5000 quota 2GiB"#, Source::File));
+}
+
+#[test]
+fn namespaces_that_are_wrong_are_refused_by_name() {
+    for (lines, words) in [
+        ("mode = \"ttl\"", ["ttl_ms", "`x`"]),
+        ("mode = \"ttl\"\nttl_ms = 0", ["ttl_ms", "`x`"]),
+        ("mode = \"validate\"\nvalidate_ms = -1", ["validate_ms", "-1"]),
+        ("mode = \"mutable\"", ["mode", "mutable"]),
+        ("quota_bytes = \"1 GB\"", ["quota_bytes", "`x`"]),
+        ("quota = 1", ["quota", "quota_bytes"]),
+    ] {
+        let file = format!("capacity_bytes = \"1GiB\"\n[namespaces.x]\n{lines}");
+        let error = load(&file, &[]).unwrap_err().to_string();
+        assert!(words.iter().all(|word| error.contains(word)), "{lines}: {error}");
+    }
+    let error = load("capacity_bytes = \"1GiB\"\nnamespaces = 1", &[]).unwrap_err().to_string();
+    assert!(error.contains("namespaces"), "{error}");
+    let error = load("capacity_bytes = \"1GiB\"\nnamespace_mode = \"ttl:0\"", &[]).unwrap_err().to_string();
+    assert!(error.contains("ttl_ms"), "{error}");
+}
+
+#[test]
+fn the_builder_sets_and_checks() {
+    let ttl = NamespaceSettings { mode: NamespaceMode::Ttl { ttl_ms: 1 }, quota_bytes: 0 };
+    let builder = Config::builder(64 << 20).shards(2).namespace("n", ttl).secret_file("/s").absent_ttl_ms(7);
+    let c = builder.clone().build().unwrap();
+    assert_eq!((c.shards, c.namespaces["n"], c.absent_ttl_ms), (2, ttl, 7));
+    assert_eq!(c.secret_file, Some("/s".into()));
+    let error = builder.shards(0).build().unwrap_err().to_string();
+    assert!(error.contains("shards"), "{error}");
+    let never = NamespaceSettings { mode: NamespaceMode::Ttl { ttl_ms: 0 }, quota_bytes: 0 };
+    let error = Config::builder(64 << 20).namespace("n", never).build().unwrap_err().to_string();
+    assert!(error.contains("ttl_ms") && error.contains("`n`"), "{error}");
+}

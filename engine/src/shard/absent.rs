@@ -13,25 +13,23 @@ use std::time::{Duration, Instant};
 const KEYS_MAX: usize = 65_536;
 
 pub(super) struct Absent {
-    ttl: Duration,
     /// By hash. Of two keys with one hash the later is remembered.
     keys: HashMap<u64, (OwnedKey, Instant)>,
-    /// Hashes in the order in which they expire; outdated entries are skipped when they come up.
+    /// Hashes in the order in which they were remembered, which is about that in which they expire; outdated entries are skipped when they come up.
     order: VecDeque<(Instant, u64)>,
 }
 
 impl Absent {
-    /// A zero `ttl` remembers nothing.
-    pub(super) fn new(ttl: Duration) -> Self {
-        Self { ttl, keys: HashMap::new(), order: VecDeque::new() }
+    pub(super) fn new() -> Self {
+        Self { keys: HashMap::new(), order: VecDeque::new() }
     }
 
-    /// The origin has just said that it has no such key.
-    pub(super) fn remember(&mut self, hash: u64, key: OwnedKey, now: Instant) {
-        if self.ttl.is_zero() {
+    /// The origin has just said that it has no such key, which is good for `ttl`; zero remembers nothing.
+    pub(super) fn remember(&mut self, hash: u64, key: OwnedKey, now: Instant, ttl: Duration) {
+        if ttl.is_zero() {
             return;
         }
-        let until = now + self.ttl;
+        let until = now + ttl;
         self.keys.insert(hash, (key, until));
         self.order.push_back((until, hash));
         while self.order.front().is_some_and(|&(until, _)| until <= now) || self.order.len() > KEYS_MAX {
@@ -73,9 +71,9 @@ mod tests {
     #[test]
     fn a_word_is_good_for_its_time_and_until_the_key_is_touched() {
         let (start, ttl) = (Instant::now(), Duration::from_millis(100));
-        let mut absent = Absent::new(ttl);
-        absent.remember(1, key("a").to_owned(), start);
-        absent.remember(2, key("ab").to_owned(), start);
+        let mut absent = Absent::new();
+        absent.remember(1, key("a").to_owned(), start, ttl);
+        absent.remember(2, key("ab").to_owned(), start, ttl);
         assert!(absent.contains(1, key("a"), start + ttl - Duration::from_nanos(1)));
         assert!(!absent.contains(1, key("a"), start + ttl));
         assert!(!absent.contains(1, key("b"), start), "another key of the same hash");
@@ -83,24 +81,24 @@ mod tests {
         assert!(!absent.contains(1, key("a"), start));
         absent.invalidate(&Scope::Prefix(key("a").to_owned()));
         assert!(!absent.contains(2, key("ab"), start));
-        let mut never = Absent::new(Duration::ZERO);
-        never.remember(1, key("a").to_owned(), start);
+        let mut never = Absent::new();
+        never.remember(1, key("a").to_owned(), start, Duration::ZERO);
         assert!(!never.contains(1, key("a"), start));
     }
 
     #[test]
     fn memory_stays_bounded_and_a_renewed_word_outlives_the_old_one() {
         let (start, ttl) = (Instant::now(), Duration::from_millis(100));
-        let mut absent = Absent::new(ttl);
-        absent.remember(7, key("a").to_owned(), start);
-        absent.remember(7, key("a").to_owned(), start + ttl / 2);
-        absent.remember(8, key("b").to_owned(), start + ttl);
+        let mut absent = Absent::new();
+        absent.remember(7, key("a").to_owned(), start, ttl);
+        absent.remember(7, key("a").to_owned(), start + ttl / 2, ttl);
+        absent.remember(8, key("b").to_owned(), start + ttl, ttl);
         assert!(absent.contains(7, key("a"), start + ttl), "the first word's end is not the second's");
         for i in 0..KEYS_MAX as u64 + 1000 {
-            absent.remember(i + 100, key("x").to_owned(), start + ttl);
+            absent.remember(i + 100, key("x").to_owned(), start + ttl, ttl);
         }
         assert!(absent.keys.len() <= KEYS_MAX && absent.order.len() <= KEYS_MAX);
-        absent.remember(1, key("z").to_owned(), start + ttl * 3);
+        absent.remember(1, key("z").to_owned(), start + ttl * 3, ttl);
         assert_eq!((absent.keys.len(), absent.order.len()), (1, 1), "what has expired is gone");
     }
 }

@@ -14,6 +14,7 @@ use super::fills::{Fill, FillId, Stage};
 use super::lane::{Entries, HEAD_BYTES, Receive, What};
 use super::reactor::Reactor;
 use super::request::Answer;
+use super::room::Starving;
 use super::store::{NoRoom, Room};
 use super::transfer::{About, Part, Transfer};
 use super::value::Value;
@@ -158,14 +159,16 @@ impl Reactor {
 
     /// The origin has no such key.
     fn absent(&mut self, id: FillId) {
-        if !self.fills.get(id).is_some_and(|fill| fill.live) {
+        if !self.fills.get(id).is_some_and(|fill| fill.live) || self.confirmed(id, None) {
             return;
         }
         if let Some(mut fill) = self.fills.remove(id) {
             // Counted before anybody is told.
             self.counters().fills_absent.add(1);
             self.count_fills();
-            self.absent.remember(fill.hash, fill.key.clone(), Instant::now());
+            self.vanished(&fill);
+            let good_for = self.absent_for(fill.key.namespace);
+            self.absent.remember(fill.hash, fill.key.clone(), Instant::now(), good_for);
             fill.answer_absent();
             self.tell_groups(&fill, || Answer::Value(Ok(None)));
         }
@@ -215,6 +218,9 @@ impl Reactor {
 
     /// A live fill's value is known, and not asked for.
     fn known(&mut self, id: FillId, about: About) {
+        if self.confirmed(id, Some(about)) {
+            return;
+        }
         let arena_bytes = self.store.arena_bytes();
         if about.len > arena_bytes {
             return self.fail_fill(id, &Error::ValueTooLarge { value_bytes: about.len, arena_bytes });
@@ -231,20 +237,29 @@ impl Reactor {
 
     /// Finds room for a known value, at once if nobody waits for room, or queues it.
     pub(super) fn want_room(&mut self, id: FillId) {
-        if !self.starving.is_empty() || !self.place(id) {
+        if self.fills.get(id).is_some_and(|fill| self.is_quota_queued(fill.key.namespace)) {
+            self.wait_for_quota(Starving::Fill(id));
+        } else if !self.starving.is_empty() || !self.place(id) {
             self.starve_fill(id);
         }
     }
 
-    /// Finds room for a known value and lets its bytes be asked for. False if there is none.
+    /// Finds room for a known value and lets its bytes be asked for, or lets it wait for its namespace's quota. False if
+    /// there is none.
     pub(super) fn place(&mut self, id: FillId) -> bool {
         let Some(fill) = self.fills.get(id).filter(|fill| fill.live && fill.stage == Stage::NoRoom) else {
             return true;
         };
         let Some(about) = fill.about else { return true };
-        match self.store.reserve(fill.hash, about.len, &self.shared.counters) {
+        let namespace = fill.key.namespace;
+        match self.store.reserve(fill.hash, namespace, about.len, &self.shared.counters) {
             Ok(room) => self.begin_transfer(id, about, room),
             Err(NoRoom::Pinned) => return false,
+            Err(NoRoom::PinnedInQuota) => self.wait_for_quota(Starving::Fill(id)),
+            Err(NoRoom::NeverInQuota) => {
+                let error = self.quota_error(namespace, about.len);
+                self.fail_fill(id, &error);
+            }
             Err(NoRoom::Never) => {
                 let arena_bytes = self.store.arena_bytes();
                 self.fail_fill(id, &Error::ValueTooLarge { value_bytes: about.len, arena_bytes });
@@ -279,18 +294,18 @@ impl Reactor {
                 header.range_offset, header.body_len, header.value_len, header.value_version
             ));
         }
-        let about =
-            About { len: header.value_len, version: header.value_version, crc32c: header.value_crc32c };
-        let live = self.fills.get(fill_id).is_some_and(|fill| fill.live);
-        let hash = self.fills.get(fill_id).map_or(0, |fill| fill.hash);
-        let room = match live && self.starving.is_empty() {
-            true => self.store.reserve(hash, about.len, &self.shared.counters).ok(),
+        let about = About { len: header.value_len, version: header.value_version, crc32c: header.value_crc32c };
+        let Some(fill) = self.fills.get(fill_id).filter(|fill| fill.live) else {
+            return self.head_unwanted(id, fill_id, header, None);
+        };
+        let (hash, namespace, confirms) = (fill.hash, fill.key.namespace, fill.confirms);
+        // What may be there already is looked for before room is.
+        let room = match self.starving.is_empty() && !confirms && !self.is_quota_queued(namespace) {
+            true => self.store.reserve(hash, namespace, about.len, &self.shared.counters).ok(),
             false => None,
         };
-        let (Some(room), Some(fill), Some(lane)) =
-            (room, self.fills.get_mut(fill_id), self.lanes.get_mut(&id))
-        else {
-            return self.head_unwanted(id, fill_id, header, live.then_some(about));
+        let (Some(room), Some(fill), Some(lane)) = (room, self.fills.get_mut(fill_id), self.lanes.get_mut(&id)) else {
+            return self.head_unwanted(id, fill_id, header, Some(about));
         };
         let mut transfer = Transfer::new(about, room, Instant::now());
         let part = transfer.take_head(len);
@@ -411,7 +426,8 @@ impl Reactor {
         fill.waiters.retain(|(waiter, _)| !waiter.is_gone());
         let slot = room.slot;
         let (len, version) = (about.len, about.version);
-        let value = Value { key: fill.key, extents: room.extents, len, version, crc32c: crc };
+        let value = Value::new(fill.key, room.extents, len, version, crc);
+        self.store.date(slot, fill.since);
         let keep = self.config.admission == Admission::FirstMiss;
         let pins = fill.waiters.len() as u32;
         let pins = self.store.publish(slot, fill.hash, value, pins, keep, &self.shared.counters);

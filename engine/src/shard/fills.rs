@@ -51,6 +51,10 @@ pub(super) struct Fill {
     pub(super) deadline: Instant,
     /// Lanes that failed before they told what the value is.
     pub(super) attempts: u32,
+    /// The question was asked at this moment or later: what is brought is not older.
+    pub(super) since: Instant,
+    /// It asks about a value that is there, which may turn out to be the present one.
+    pub(super) confirms: bool,
     /// How often the value changed at the origin while it was on its way.
     pub(super) renewals: u32,
     /// What the origin said, from `NoRoom` on.
@@ -75,6 +79,8 @@ impl Fill {
             groups: Vec::new(),
             deadline,
             attempts: 0,
+            since: Instant::now(),
+            confirms: false,
             renewals: 0,
             about: None,
             transfer: None,

@@ -25,6 +25,8 @@ pub(super) struct Group {
     /// Who has no answer yet.
     members: Vec<Member>,
     deadline: Instant,
+    /// When it came: what it gets must not be known to be out of date before that.
+    since: Instant,
     /// It stands among those who wait for room.
     starving: bool,
     /// Something is not known yet; nothing changes before it is told of.
@@ -37,7 +39,12 @@ pub(super) struct Group {
 impl Group {
     /// Bytes of memory that it will hold, as far as is known: each value once.
     fn bytes(&self) -> u64 {
-        let known = self.members.iter().filter_map(|member| Some((member.hash, &member.key, member.len?)));
+        self.bytes_where(|_| true)
+    }
+
+    fn bytes_where(&self, counts: impl Fn(&OwnedKey) -> bool) -> u64 {
+        let known = self.members.iter().filter(|member| counts(&member.key));
+        let known = known.filter_map(|member| Some((member.hash, &member.key, member.len?)));
         let (mut seen, mut bytes) = (HashMap::with_capacity(self.members.len()), 0);
         for (hash, key, len) in known {
             // Of two keys with one hash both count.
@@ -64,12 +71,14 @@ enum Attempt {
     /// Other shards come first.
     NotItsTurn,
     NoRoom,
+    /// The quota of a namespace keeps it waiting.
+    NoQuota,
 }
 
 impl Reactor {
     pub(super) fn begin_group(&mut self, members: Vec<Member>, turn: Option<Turn>, deadline: Instant) {
         self.last_group += 1;
-        let group = Group { members, deadline, starving: false, waiting: false, wanted_bytes: 0, turn };
+        let group = Group { members, deadline, since: Instant::now(), starving: false, waiting: false, wanted_bytes: 0, turn };
         self.groups.insert(self.last_group, group);
         self.groups_to_try.push(self.last_group);
     }
@@ -86,8 +95,10 @@ impl Reactor {
                 // Its turn comes in `feed_starving`.
                 continue;
             }
-            if self.attempt(id) == Attempt::NoRoom {
-                self.starve(Starving::Group(id));
+            match self.attempt(id) {
+                Attempt::NoRoom => self.starve(Starving::Group(id)),
+                Attempt::NoQuota => self.wait_for_quota(Starving::Group(id)),
+                _ => {}
             }
         }
     }
@@ -107,12 +118,32 @@ impl Reactor {
         match self.attempt(id) {
             Attempt::Over => true,
             Attempt::NoRoom | Attempt::Unknown => false,
+            Attempt::NoQuota => {
+                self.wait_for_quota(Starving::Group(id));
+                true
+            }
             Attempt::NotItsTurn => {
                 // Others here must not wait for what another shard waits for: they may be what it waits for.
                 if let Some(group) = self.groups.get_mut(&id) {
                     group.starving = false;
                 }
                 true
+            }
+        }
+    }
+
+    /// Tries a group that waits for the quota of a namespace, and queues it again if it still must.
+    pub(super) fn feed_quota_group(&mut self, id: GroupId) {
+        let Some(group) = self.groups.get(&id) else { return };
+        let attempt = if group.waiting { Attempt::Unknown } else { self.attempt(id) };
+        match attempt {
+            Attempt::Over => {}
+            Attempt::NoRoom => self.starve(Starving::Group(id)),
+            Attempt::NoQuota | Attempt::Unknown => self.wait_for_quota(Starving::Group(id)),
+            Attempt::NotItsTurn => {
+                if let Some(group) = self.groups.get_mut(&id) {
+                    group.starving = false;
+                }
             }
         }
     }
@@ -136,29 +167,34 @@ impl Reactor {
         self.leave(gone, None);
         let needs = self.look(id, &mut group);
         let bytes = group.bytes();
-        let attempt = match needs {
+        let exceeds_quota = self.exceeds_quota(&group);
+        let attempt = match (needs, exceeds_quota) {
             _ if group.members.is_empty() => Attempt::Over,
             _ if bytes > self.store.arena_bytes() => {
                 self.refuse(&mut group, bytes);
                 Attempt::Over
             }
-            None => {
+            (_, Some(error)) => {
+                self.leave(std::mem::take(&mut group.members), Some(&error));
+                Attempt::Over
+            }
+            (None, None) => {
                 group.waiting = true;
                 Attempt::Unknown
             }
-            Some(_) if group.turn.as_ref().is_some_and(|turn| !turn.has_come()) => {
+            (Some(_), _) if group.turn.as_ref().is_some_and(|turn| !turn.has_come()) => {
                 group.let_go();
                 Attempt::NotItsTurn
             }
-            Some(unplaced) => match self.rooms_for(&unplaced) {
-                Some(rooms) => {
+            (Some(unplaced), _) => match self.rooms_for(&unplaced) {
+                Ok(rooms) => {
                     self.grant(&mut group, rooms);
                     Attempt::Over
                 }
-                None => {
+                Err(why) => {
                     group.wanted_bytes = bytes;
                     group.let_go();
-                    Attempt::NoRoom
+                    why
                 }
             },
         };
@@ -179,14 +215,21 @@ impl Reactor {
         let now = Instant::now();
         for mut member in std::mem::take(&mut group.members) {
             if member.lease.is_none()
-                && let Some(pin) =
-                    self.store.lookup(member.hash, member.key.borrow()).and_then(|slot| self.store.pin(slot))
+                && let Some(slot) = self.store.lookup(member.hash, member.key.borrow())
+                && self.serves(slot, group.since)
+                && let Some(pin) = self.store.pin(slot)
             {
                 member.lease = Some(self.shared.grant(pin));
             }
             if let Some(lease) = &member.lease {
                 member.len = Some(lease.len());
             } else if let Some(fill_id) = self.fills.find(member.hash, member.key.borrow()) {
+                if !self.is_in_time(fill_id, group.since) {
+                    known = false;
+                    self.group_waits_for_end(fill_id, id);
+                    group.members.push(member);
+                    continue;
+                }
                 let Some(fill) = self.fills.get_mut(fill_id) else { continue };
                 if let Some(about) = fill.about {
                     member.len = Some(about.len);
@@ -226,24 +269,24 @@ impl Reactor {
     }
 
     /// Room for every value that has none, or for none of them.
-    fn rooms_for(&mut self, unplaced: &[FillId]) -> Option<Vec<(FillId, Room)>> {
+    fn rooms_for(&mut self, unplaced: &[FillId]) -> Result<Vec<(FillId, Room)>, Attempt> {
         let mut rooms = Vec::with_capacity(unplaced.len());
         for &id in unplaced {
-            let Some((hash, about)) = self.fills.get(id).and_then(|fill| Some((fill.hash, fill.about?)))
-            else {
-                continue;
-            };
-            match self.store.reserve(hash, about.len, &self.shared.counters) {
+            let Some((fill, about)) = self.fills.get(id).and_then(|fill| Some((fill, fill.about?))) else { continue };
+            match self.store.reserve(fill.hash, fill.key.namespace, about.len, &self.shared.counters) {
                 Ok(room) => rooms.push((id, room)),
-                Err(NoRoom::Pinned | NoRoom::Never) => {
+                Err(why) => {
                     for (_, room) in rooms {
                         self.store.cancel(room, &self.shared.counters);
                     }
-                    return None;
+                    return Err(match why {
+                        NoRoom::Pinned | NoRoom::Never => Attempt::NoRoom,
+                        NoRoom::PinnedInQuota | NoRoom::NeverInQuota => Attempt::NoQuota,
+                    });
                 }
             }
         }
-        Some(rooms)
+        Ok(rooms)
     }
 
     /// Everybody gets what is there, or waits for what now has room.
@@ -264,6 +307,18 @@ impl Reactor {
                 self.begin_transfer(id, about, room);
             }
         }
+    }
+
+    /// The error if what it wants of a namespace is more than that may have.
+    fn exceeds_quota(&self, group: &Group) -> Option<Error> {
+        let mut namespaces: Vec<_> = group.members.iter().map(|member| member.key.namespace).collect();
+        namespaces.sort_unstable();
+        namespaces.dedup();
+        namespaces.into_iter().find_map(|namespace| {
+            let share_bytes = self.store.share_bytes(namespace)?;
+            let bytes = group.bytes_where(|key| key.namespace == namespace);
+            (bytes > share_bytes).then(|| self.quota_error(namespace, bytes))
+        })
     }
 
     /// All of it can never be held: what is there is given out, and the rest is refused.
@@ -363,7 +418,7 @@ impl Reactor {
         for (peer, fills) in per_peer {
             let queues = &mut self.peers[peer].queues;
             match fills.as_slice() {
-                &[only] if room => queues.heads.push_back(only),
+                &[only] if room && !self.fills.get(only).is_some_and(|fill| fill.confirms) => queues.heads.push_back(only),
                 _ => queues.locates.push_back(fills),
             }
             self.pending_peers.push(peer);

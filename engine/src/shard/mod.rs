@@ -9,6 +9,7 @@
 //! | `request` | what is asked, and how every path answers |
 //! | `value` | published values and leases |
 //! | `store` | slots, extents and eviction kept in step; no I/O |
+//! | `ledger`, `freshness` | namespaces: settings, usage, ages; no I/O |
 //! | `fills`, `transfer` | single flight; a value's parts; no I/O |
 //! | `resize` | blocks mapped and unmapped while the shard works |
 //! | `placement` | cores and nodes of the shards; no I/O |
@@ -18,6 +19,7 @@
 //! | `transport` | io_uring or epoll |
 //! | `reactor` | the loop |
 //! | `room`, `groups`, `turn` | who waits for room; batches that must be held together |
+//! | `namespaces` | values that are too old, questions about them, quotas |
 //! | `dispatch` | which lane is asked for what |
 //! | `greeting` | authentication |
 //! | `arrivals`, `answers`, `ends` | what completions mean to lanes, and answers and failures to fills |
@@ -29,9 +31,12 @@ mod body;
 mod dispatch;
 mod ends;
 mod fills;
+pub(crate) mod freshness;
 mod greeting;
 mod groups;
 mod lane;
+mod ledger;
+mod namespaces;
 mod peers;
 mod placement;
 mod reactor;
@@ -58,6 +63,7 @@ use crate::machine::{Machine, cores};
 use crate::memory::{Arena, ArenaConfig, ArenaReport, ExtentAllocator, LockPolicy};
 use crate::table::Table;
 use crate::{Error, Result, policy};
+use ledger::Ledger;
 use reactor::Reactor;
 use serde::Serialize;
 use std::sync::{Arc, mpsc};
@@ -264,6 +270,7 @@ fn set_up(
     let shared = Arc::new(Shared::new(index, table, slots, arena, bell, config.request_ring, fork));
     shared.counters.epoll_shards.set(u64::from(report.transport.name == "epoll"));
     shared.counters.arena_bytes.set(shared.arena.bytes() as u64);
-    let store = Store::new(writer, extents, policy);
+    let ledger = Ledger::new(shared.freshness.clone(), slots, config)?;
+    let store = Store::new(writer, extents, policy, ledger);
     Ok((Reactor::new(shared, config.clone(), secret, store, transport), report))
 }

@@ -5,6 +5,7 @@ use super::absent::Absent;
 use super::fills::{Fill, FillId, Fills, Stage};
 use super::groups::{Group, GroupId};
 use super::lane::Lane;
+use super::namespaces::Waiting;
 use super::peers::{self, Peer};
 use super::request::{Answer, Fetch, Request, Reservation, Scope, Waiter};
 use super::resize::Resizing;
@@ -40,6 +41,7 @@ pub(super) struct Reactor {
     pub(super) peers: Vec<Peer>,
     pub(super) lanes: HashMap<u64, Lane>,
     pub(super) starving: VecDeque<Starving>,
+    pub(super) waiting: Waiting,
     /// Somebody waits for room, or did a moment ago: first bytes were not asked for.
     pub(super) holding_back: bool,
     pub(super) groups: HashMap<GroupId, Group>,
@@ -67,7 +69,7 @@ impl Reactor {
     ) -> Self {
         Self {
             peers: config.origin.iter().cloned().map(Peer::new).collect(),
-            absent: Absent::new(Duration::from_millis(config.absent_ttl_ms)),
+            absent: Absent::new(),
             shared,
             config,
             secret,
@@ -76,6 +78,7 @@ impl Reactor {
             fills: Fills::default(),
             lanes: HashMap::new(),
             starving: VecDeque::new(),
+            waiting: Waiting::default(),
             holding_back: false,
             groups: HashMap::new(),
             groups_to_try: Vec::new(),
@@ -106,6 +109,7 @@ impl Reactor {
             }
             // Also when nobody wants room: the gauges tell what is in use.
             self.store.reclaim(&self.shared.counters);
+            self.look_again();
             self.try_groups();
             self.go_on_resizing();
             self.feed_starving();
@@ -180,6 +184,9 @@ impl Reactor {
                 }
                 Request::Commit { reservation, crc32c, waiter } => self.commit(reservation, crc32c, waiter),
                 Request::Invalidate { scope, waiter } => self.invalidate(&scope, waiter),
+                Request::SetNamespace { namespace, settings, waiter } => {
+                    self.set_namespace(namespace, settings, waiter);
+                }
                 Request::Resize { blocks, waiter } => self.resize(blocks, waiter),
                 Request::Shutdown => self.stop(),
             }
@@ -193,7 +200,8 @@ impl Reactor {
         if waiter.as_ref().is_some_and(Waiter::is_gone) {
             return None;
         }
-        if let Some(slot) = self.store.lookup(hash, key.borrow()) {
+        let since = Instant::now();
+        if let Some(slot) = self.store.lookup(hash, key.borrow()).filter(|&slot| self.serves(slot, since)) {
             self.counters().late_hits.add(1);
             // Pinned only for somebody: a prefetch would never let go of it.
             if let Some(waiter) = waiter
@@ -205,10 +213,13 @@ impl Reactor {
         }
         if let Some(id) = self.fills.find(hash, key.borrow()) {
             self.counters().joined.add(1);
-            self.join(id, waiter, deadline);
+            match self.is_in_time(id, since) {
+                true => self.join(id, waiter, deadline),
+                false => self.wait_for_end(id, Fetch { hash, key, waiter }, deadline),
+            }
             return None;
         }
-        let known_absent = self.absent.contains(hash, key.borrow(), Instant::now());
+        let known_absent = self.absent.contains(hash, key.borrow(), since);
         self.counters().absent_hits.add(u64::from(known_absent));
         if self.peers.is_empty() || known_absent {
             if let Some(waiter) = waiter {
@@ -236,7 +247,8 @@ impl Reactor {
     /// Begins a fill, which is then to be queued.
     pub(super) fn start_fill(&mut self, hash: u64, key: OwnedKey, deadline: Instant) -> FillId {
         let peer = peers::choose(&self.peers, &Namespaces::of_process().name(key.namespace), &key);
-        let id = self.fills.start(Fill::new(hash, key, peer, deadline));
+        let confirms = self.asks_about(hash, &key);
+        let id = self.fills.start(Fill { confirms, ..Fill::new(hash, key, peer, deadline) });
         self.counters().fills.add(1);
         self.count_fills();
         self.deadlines.push(Reverse((deadline, id)));
@@ -257,7 +269,8 @@ impl Reactor {
         let Some((hash, key, room, len)) = self.store.take_back(reservation.commit()) else { return };
         let fill = self.fills.find(hash, key.borrow());
         self.absent.forget(hash);
-        let value = Value { key, extents: room.extents, len, version: 0, crc32c };
+        let value = Value::new(key, room.extents, len, 0, crc32c);
+        self.store.date(room.slot, Instant::now());
         let keep = self.config.admission == Admission::FirstMiss;
         let _ = self.store.publish(room.slot, hash, value, 0, keep, &self.shared.counters);
         self.counters().puts.add(1);
@@ -317,7 +330,8 @@ impl Reactor {
         let lane = self.lanes.values().filter_map(|lane| self.lane_deadline(lane)).min();
         let reconnect = self.peers.iter().filter_map(Peer::reconnect_at).min();
         let (put, group) = (self.next_put_deadline(), self.next_group_deadline());
-        fill.into_iter().chain(lane).chain(reconnect).chain(put).chain(group).min()
+        let late = self.next_late_deadline();
+        fill.into_iter().chain(lane).chain(reconnect).chain(put).chain(group).chain(late).min()
     }
 
     /// When the lane's peer has owed the present step for too long, or an idle lane must be looked after.
@@ -352,6 +366,7 @@ impl Reactor {
         }
         self.expire_puts(now);
         self.expire_groups(now);
+        self.expire_late(now);
     }
 
     /// Begins the end: everybody is told, every operation is cancelled. The loop goes on until the kernel has
@@ -361,6 +376,7 @@ impl Reactor {
         self.shared.close();
         self.resizing = Resizing::default();
         self.starving.clear();
+        self.waiting = Waiting::default();
         self.groups.clear();
         let ids: Vec<FillId> = self.fills.iter().map(|(id, _)| id).collect();
         for id in ids {
@@ -379,6 +395,7 @@ impl Reactor {
     pub(super) fn abandon(&mut self) {
         self.resizing = Resizing::default();
         self.starving.clear();
+        self.waiting = Waiting::default();
         self.groups.clear();
         self.fills = Fills::default();
     }

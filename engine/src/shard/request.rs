@@ -121,6 +121,8 @@ pub(crate) enum Request {
     Commit { reservation: Reservation, crc32c: u32, waiter: Waiter },
     /// Forget values.
     Invalidate { scope: Scope, waiter: Waiter },
+    /// Change the settings of a namespace.
+    SetNamespace { namespace: crate::Namespace, settings: crate::NamespaceSettings, waiter: Waiter },
     /// Change the arena to so many blocks. Answered when that is done.
     Resize { blocks: u32, waiter: Waiter },
     /// End.
@@ -140,6 +142,7 @@ impl Request {
             Request::Reserve { waiter, .. }
             | Request::Commit { waiter, .. }
             | Request::Invalidate { waiter, .. }
+            | Request::SetNamespace { waiter, .. }
             | Request::Resize { waiter, .. } => waiter.fail(error.clone()),
             Request::Shutdown => {}
         }

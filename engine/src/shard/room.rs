@@ -43,15 +43,17 @@ impl Reactor {
         if waiter.is_gone() {
             return;
         }
-        if !self.starving.is_empty() {
+        if self.is_quota_queued(key.namespace) {
+            self.wait_for_quota(Starving::Put { hash, key, len, deadline, waiter });
+        } else if !self.starving.is_empty() {
             self.starve(Starving::Put { hash, key, len, deadline, waiter });
         } else if let Err(starving) = self.try_reserve(hash, key, len, deadline, waiter) {
             self.starve(starving);
         }
     }
 
-    /// Gives room to a caller. An error is one who must wait.
-    fn try_reserve(
+    /// Gives room to a caller, or lets it wait for its namespace's quota. An error is one who must wait for room.
+    pub(super) fn try_reserve(
         &mut self,
         hash: u64,
         key: OwnedKey,
@@ -59,7 +61,7 @@ impl Reactor {
         deadline: Instant,
         waiter: Waiter,
     ) -> Result<(), Starving> {
-        match self.store.reserve(hash, len, &self.shared.counters) {
+        match self.store.reserve(hash, key.namespace, len, &self.shared.counters) {
             Ok(room) => {
                 let reservation = Reservation::new(self.shared.clone(), room.slot, room.extents.clone(), len);
                 self.store.lend(hash, key, room, len, &self.shared.counters);
@@ -69,6 +71,8 @@ impl Reactor {
                 let arena_bytes = self.store.arena_bytes();
                 waiter.fail(Error::ValueTooLarge { value_bytes: len, arena_bytes });
             }
+            Err(NoRoom::NeverInQuota) => waiter.fail(self.quota_error(key.namespace, len)),
+            Err(NoRoom::PinnedInQuota) => self.wait_for_quota(Starving::Put { hash, key, len, deadline, waiter }),
             Err(NoRoom::Pinned) => return Err(Starving::Put { hash, key, len, deadline, waiter }),
         }
         Ok(())
@@ -76,6 +80,7 @@ impl Reactor {
 
     /// Serves those who wait for room, in order, as far as there is room.
     pub(super) fn feed_starving(&mut self) {
+        self.feed_quota_queue();
         while let Some(next) = self.starving.pop_front() {
             let left = match next {
                 Starving::Fill(id) => (!self.place(id)).then_some(Starving::Fill(id)),
@@ -91,7 +96,9 @@ impl Reactor {
             }
         }
         // Also where somebody found room at the last moment, or gave up.
-        self.store.sated();
+        if self.waiting.for_quota.is_empty() {
+            self.store.sated();
+        }
         if std::mem::take(&mut self.holding_back) {
             self.pending_peers.extend(0..self.peers.len());
         }
@@ -121,22 +128,27 @@ impl Reactor {
             Starving::Put { deadline, .. } => Some(*deadline),
             _ => None,
         };
-        self.starving.iter().filter_map(put).min()
+        self.starving.iter().chain(&self.waiting.for_quota).filter_map(put).min()
     }
 
     pub(super) fn expire_puts(&mut self, now: Instant) {
-        let late =
-            |starving: &Starving| matches!(starving, Starving::Put { deadline, .. } if *deadline <= now);
-        if !self.starving.iter().any(late) {
-            return;
-        }
-        let all = std::mem::take(&mut self.starving);
-        let (gone, left): (VecDeque<_>, VecDeque<_>) = all.into_iter().partition(late);
-        self.starving = left;
-        for starving in gone {
-            if let Starving::Put { len, waiter, .. } = starving {
-                waiter.fail(self.pinned_error(len));
+        let late = |starving: &Starving| matches!(starving, Starving::Put { deadline, .. } if *deadline <= now);
+        for gone in [&mut self.starving, &mut self.waiting.for_quota].map(|waiting| take(waiting, late)) {
+            for starving in gone {
+                if let Starving::Put { len, waiter, .. } = starving {
+                    waiter.fail(self.pinned_error(len));
+                }
             }
         }
     }
+}
+
+/// Takes out those of whom `is` holds.
+fn take(waiting: &mut VecDeque<Starving>, is: impl Fn(&Starving) -> bool) -> VecDeque<Starving> {
+    if !waiting.iter().any(&is) {
+        return VecDeque::new();
+    }
+    let (taken, left) = std::mem::take(waiting).into_iter().partition(is);
+    *waiting = left;
+    taken
 }

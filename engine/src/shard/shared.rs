@@ -1,5 +1,6 @@
 //! What a shard and its callers share: table, arena, request ring, doorbell, counters.
 
+use super::freshness::Freshness;
 use super::request::Request;
 use super::value::Value;
 use crate::bell::Bell;
@@ -25,6 +26,7 @@ pub(crate) struct Shared {
     pub(crate) bell: Arc<Bell>,
     pub(crate) counters: ShardCounters,
     pub(crate) callers: CallerCounters,
+    pub(crate) freshness: Arc<Freshness>,
     /// Slots of reservations that ended without a commit.
     pub(crate) dropped_reservations: ArrayQueue<u32>,
     pub(crate) fork: ForkGuard,
@@ -50,6 +52,7 @@ impl Shared {
             bell,
             counters: ShardCounters::default(),
             callers: CallerCounters::new(),
+            freshness: Arc::new(Freshness::new(slots)),
             dropped_reservations: ArrayQueue::new(slots as usize),
             fork,
             requests: ArrayQueue::new(request_ring),

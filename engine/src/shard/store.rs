@@ -1,22 +1,27 @@
 //! The shard's memory: slots, extents and eviction order kept in step. No I/O.
 
+use super::ledger::Ledger;
 use super::request::Scope;
 use super::value::Value;
-use crate::key::{Key, OwnedKey};
+use crate::key::{Key, Namespace, OwnedKey};
 use crate::memory::{ExtentAllocator, ExtentList, GRANULE_BYTES, granules_for};
 use crate::policy::{Policy, Slots};
 use crate::stats::ShardCounters;
 use crate::table::{Evict, Pin, WakeOn, Writer};
 use std::collections::HashMap;
+use std::time::Instant;
 
 #[path = "store_blocks.rs"]
 mod blocks;
+#[path = "store_quota.rs"]
+mod quota;
 
 /// Room for one value: a reserved slot and its extents. Must go back through [`Store`].
 #[must_use = "room that is not published or cancelled is lost"]
 pub(crate) struct Room {
     pub(crate) slot: u32,
     pub(crate) extents: ExtentList,
+    pub(crate) namespace: Namespace,
 }
 
 /// Why there is no room.
@@ -26,20 +31,25 @@ pub(crate) enum NoRoom {
     Never,
     /// What could be evicted was not enough: wait for a pin to go.
     Pinned,
+    /// The value is larger than what its namespace may have.
+    NeverInQuota,
+    /// The namespace's quota is full, and what could be evicted of it was not enough: wait for one of its pins to go.
+    PinnedInQuota,
 }
 
 pub(crate) struct Store {
     writer: Writer<Value>,
     extents: ExtentAllocator,
     policy: Box<dyn Policy>,
+    ledger: Ledger,
     /// Room that callers are writing, by slot, with the hash and key it will be published under.
     reserved: HashMap<u32, (u64, OwnedKey, Room, u64)>,
     starved: bool,
 }
 
 impl Store {
-    pub(crate) fn new(writer: Writer<Value>, extents: ExtentAllocator, policy: Box<dyn Policy>) -> Self {
-        Self { writer, extents, policy, reserved: HashMap::new(), starved: false }
+    pub(crate) fn new(writer: Writer<Value>, extents: ExtentAllocator, policy: Box<dyn Policy>, ledger: Ledger) -> Self {
+        Self { writer, extents, policy, ledger, reserved: HashMap::new(), starved: false }
     }
 
     /// Bytes that values can have together: without what a resize is taking out.
@@ -65,41 +75,58 @@ impl Store {
         self.writer.table().slot_count()
     }
 
-    /// Room for a value of `len` bytes whose key has this hash, evicting as the policy says.
-    pub(crate) fn reserve(&mut self, hash: u64, len: u64, counters: &ShardCounters) -> Result<Room, NoRoom> {
+    /// Room for a value of `len` bytes whose key has this hash: where the namespace's quota wants it, by evicting of the
+    /// same namespace; then as the policy says.
+    pub(crate) fn reserve(
+        &mut self,
+        hash: u64,
+        namespace: Namespace,
+        len: u64,
+        counters: &ShardCounters,
+    ) -> Result<Room, NoRoom> {
         if len > self.arena_bytes() {
             return Err(NoRoom::Never);
         }
         // Fits: at most as many granules as the arena has, which are counted in 32 bits.
         let granules = granules_for(len) as u32;
         self.reclaim(counters);
-        let room = self.try_reserve(hash, granules, counters);
-        if room.is_none() && !self.starved {
-            // Announce the need, then look once more: see `Writer::set_wake_on`.
-            self.starved = true;
-            self.ask_to_be_woken();
-            counters.starvations.add(1);
-            self.reclaim(counters);
-            return self.try_reserve(hash, granules, counters).ok_or(NoRoom::Pinned);
+        match self.try_reserve(hash, namespace, granules, counters) {
+            Err(NoRoom::Pinned | NoRoom::PinnedInQuota) if !self.starved => {
+                // Announce the need, then look once more: see `Writer::set_wake_on`.
+                self.starved = true;
+                self.ask_to_be_woken();
+                counters.starvations.add(1);
+                self.reclaim(counters);
+                self.try_reserve(hash, namespace, granules, counters)
+            }
+            result => result,
         }
-        room.ok_or(NoRoom::Pinned)
     }
 
-    fn try_reserve(&mut self, hash: u64, granules: u32, counters: &ShardCounters) -> Option<Room> {
+    fn try_reserve(
+        &mut self,
+        hash: u64,
+        namespace: Namespace,
+        granules: u32,
+        counters: &ShardCounters,
+    ) -> Result<Room, NoRoom> {
+        self.make_way(namespace, u64::from(granules), counters)?;
         while self.writer.free_slots() == 0 || self.extents.free_granules() < granules {
-            self.evict_one(counters)?;
+            self.evict_one(counters).ok_or(NoRoom::Pinned)?;
         }
         let extents = match granules {
             // The empty value needs a slot and nothing else.
             0 => ExtentList::default(),
-            _ => self.extents.allocate(granules)?,
+            _ => self.extents.allocate(granules).ok_or(NoRoom::Pinned)?,
         };
         let Some(slot) = self.writer.reserve(hash) else {
             self.extents.free(&extents);
-            return None;
+            return Err(NoRoom::Pinned);
         };
+        self.ledger.took(namespace, u64::from(granules));
+        self.ledger.date(slot, Instant::now());
         self.gauge(counters);
-        Some(Room { slot, extents })
+        Ok(Room { slot, extents, namespace })
     }
 
     /// Nobody waits for room any longer.
@@ -121,20 +148,30 @@ impl Store {
 
     fn evict_one(&mut self, counters: &ShardCounters) -> Option<()> {
         let mut eviction = Eviction { writer: &mut self.writer, freed: None };
-        self.policy.evict(&mut eviction)?;
+        let slot = self.policy.evict(&mut eviction)?;
         // The policy names a slot only if `try_evict` freed it.
         let value = eviction.freed?;
+        self.evicted(slot, value, counters);
+        Some(())
+    }
+
+    fn evicted(&mut self, slot: u32, value: Value, counters: &ShardCounters) {
         counters.evictions.add(1);
         counters.evicted_bytes.add(value.len);
+        self.ledger.left(slot, value.key.namespace);
         self.forget(value, counters);
-        Some(())
     }
 
     fn forget(&mut self, value: Value, counters: &ShardCounters) {
         counters.entries.sub(1);
         counters.value_bytes.sub(value.len);
-        self.extents.free(&value.extents);
+        self.free(&value);
         self.gauge(counters);
+    }
+
+    fn free(&mut self, value: &Value) {
+        self.extents.free(&value.extents);
+        self.ledger.gave_back(value.key.namespace, granules_for(value.len));
     }
 
     fn gauge(&self, counters: &ShardCounters) {
@@ -148,6 +185,8 @@ impl Store {
     pub(crate) fn cancel(&mut self, room: Room, counters: &ShardCounters) {
         self.writer.cancel(room.slot);
         self.extents.free(&room.extents);
+        let granules = room.extents.iter().map(|extent| u64::from(extent.len)).sum();
+        self.ledger.gave_back(room.namespace, granules);
         self.gauge(counters);
     }
 
@@ -155,7 +194,7 @@ impl Store {
     pub(crate) fn reclaim(&mut self, counters: &ShardCounters) {
         let mut some = false;
         while let Some((_, value)) = self.writer.reclaim() {
-            self.extents.free(&value.extents);
+            self.free(&value);
             some = true;
         }
         if some {
@@ -187,6 +226,7 @@ impl Store {
         let len = value.len;
         // What was under way while its block was taken out goes with it.
         let keep = keep && !self.is_retiring(&value.extents);
+        value.set_dated(self.ledger.publishing(slot, value.key.namespace));
         let pins = self.writer.publish(slot, hash, value, pins, old);
         self.policy.inserted(slot, granules, hash);
         counters.entries.add(1);
@@ -204,7 +244,9 @@ impl Store {
 
     fn condemn(&mut self, slot: u32, unlink: bool, counters: &ShardCounters) {
         self.policy.removed(slot);
-        let len = self.writer.peek(slot).map_or(0, |value| value.len);
+        let (len, namespace) =
+            self.writer.peek(slot).map_or((0, Namespace::DEFAULT), |value| (value.len, value.key.namespace));
+        self.ledger.left(slot, namespace);
         match self.writer.condemn(slot, unlink) {
             Evict::Freed(value) => self.forget(value, counters),
             Evict::Pinned => {
@@ -219,6 +261,7 @@ impl Store {
     pub(crate) fn invalidate(&mut self, scope: &Scope, counters: &ShardCounters) -> u64 {
         let found: Vec<u32> = match scope {
             Scope::Key(hash, key) => self.lookup(*hash, key.borrow()).into_iter().collect(),
+            Scope::Namespace(namespace) => self.ledger.oldest_first(*namespace).collect(),
             _ => (0..self.slots())
                 .filter(|&slot| self.writer.is_ready(slot))
                 .filter(|&slot| self.writer.peek(slot).is_some_and(|v| scope.covers(v.key.borrow())))
@@ -250,6 +293,7 @@ impl Store {
         self.policy.validate();
         let ready = (0..self.slots()).filter(|&slot| self.writer.is_ready(slot)).count();
         assert_eq!(self.policy.len(), ready);
+        self.validate_namespaces();
     }
 }
 

@@ -2,10 +2,12 @@
 
 #![allow(clippy::unwrap_used)]
 
+use super::freshness::Freshness;
+use super::ledger::Ledger;
 use super::request::Scope;
 use super::store::{NoRoom, Room, Store};
 use super::value::Value;
-use crate::Namespace;
+use crate::{Config, Namespace};
 use crate::key::OwnedKey;
 use crate::memory::{ExtentAllocator, granules_for};
 use crate::policy::{self, PolicyKind};
@@ -24,6 +26,7 @@ struct Bed {
     store: Store,
     table: Arc<Table<Value>>,
     counters: ShardCounters,
+    freshness: Arc<Freshness>,
     /// Bytes of the values that lookups must find, by key.
     resident: HashMap<u8, (u32, u64)>,
     /// Pins held, with the slot, key and length of what they pin.
@@ -45,13 +48,16 @@ impl Bed {
         let (table, writer) = Table::new(SLOTS, Box::new(|| {}));
         let extents = ExtentAllocator::with_room(BLOCKS, BLOCKS_MAX, GRANULES_PER_BLOCK);
         let policy = policy::build(kind, SLOTS, u64::from(extents.total_granules()));
+        let freshness = Arc::new(Freshness::new(SLOTS));
+        let ledger = Ledger::new(freshness.clone(), SLOTS, &Config::new(0)).unwrap();
         let counters = ShardCounters::default();
         // As at the start of a shard.
         counters.arena_bytes.set(u64::from(BLOCKS * GRANULES_PER_BLOCK) * 4096);
         Self {
-            store: Store::new(writer, extents, policy),
+            store: Store::new(writer, extents, policy, ledger),
             table,
             counters,
+            freshness,
             resident: HashMap::new(),
             held: Vec::new(),
             filling: Vec::new(),
@@ -77,13 +83,14 @@ impl Bed {
         let total = u64::from(self.store.blocks() * GRANULES_PER_BLOCK);
         let could = self.free_granules() + self.unpinned_granules();
         let before = self.resident.len();
-        match self.store.reserve(hash(k), len, &self.counters) {
+        match self.store.reserve(hash(k), key(k).namespace, len, &self.counters) {
             Ok(room) => {
                 let granules: u64 = room.extents.iter().map(|e| u64::from(e.len)).sum();
                 assert_eq!(granules, granules_for(len));
                 self.filling.push((room, k, len));
             }
             Err(NoRoom::Never) => assert!(granules_for(len) > total),
+            Err(NoRoom::NeverInQuota | NoRoom::PinnedInQuota) => panic!("no namespace has a quota"),
             Err(NoRoom::Pinned) => {
                 let slots_left = self.held.len() + self.filling.len() >= SLOTS as usize;
                 assert!(could < granules_for(len) || slots_left, "{could} granules could be had for {len} bytes");
@@ -125,7 +132,7 @@ impl Bed {
     fn publish(&mut self, keep: bool) {
         let Some((room, k, len)) = self.filling.pop() else { return };
         let slot = room.slot;
-        let value = Value { key: key(k), extents: room.extents, len, version: 0, crc32c: 0 };
+        let value = Value::new(key(k), room.extents, len, 0, 0);
         let pins = self.store.publish(slot, hash(k), value, 1, keep, &self.counters);
         self.held.extend(pins.into_iter().map(|pin| (pin, k, len)));
         self.resident.remove(&k);
@@ -146,6 +153,10 @@ impl Bed {
         let bytes: u64 = self.resident.values().map(|(_, len)| len).sum();
         assert_eq!(self.counters.entries.get(), self.resident.len() as u64);
         assert_eq!(self.counters.value_bytes.get(), bytes);
+        let usages = [0, 1].map(|number| self.freshness.usages.of(Namespace(number)));
+        assert_eq!(usages.iter().map(|usage| usage.entries.get()).sum::<u64>(), self.resident.len() as u64);
+        let granules: u64 = usages.iter().map(|usage| usage.granules.get()).sum();
+        assert_eq!(granules * 4096, self.counters.used_bytes.get());
     }
 }
 

@@ -133,7 +133,7 @@ mod tests {
 
     fn transfer(bytes: &[u8]) -> Transfer {
         let about = About { len: bytes.len() as u64, version: 1, crc32c: crc32c::crc32c(bytes) };
-        Transfer::new(about, Room { slot: 0, extents: ExtentList::new() }, Instant::now())
+        Transfer::new(about, Room { slot: 0, extents: ExtentList::new(), namespace: crate::Namespace::DEFAULT }, Instant::now())
     }
 
     proptest! {

@@ -7,6 +7,7 @@ use crate::table::Pin;
 use crate::{Error, Result};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What the table holds: a value's key, place and identity. Its bytes lie in the arena.
 pub(crate) struct Value {
@@ -15,12 +16,29 @@ pub(crate) struct Value {
     pub(crate) len: u64,
     pub(crate) version: u64,
     pub(crate) crc32c: u32,
+    /// Its age matters: [`Freshness`](super::freshness::Freshness) knows until when it may be served.
+    dated: AtomicBool,
 }
 
 // With the state word and the hit counter a slot must not outgrow two cache lines.
 const _: () = assert!(size_of::<Option<Value>>() <= 112);
 
 impl Value {
+    pub(crate) fn new(key: OwnedKey, extents: ExtentList, len: u64, version: u64, crc32c: u32) -> Self {
+        Self { key, extents, len, version, crc32c, dated: AtomicBool::new(false) }
+    }
+
+    #[inline]
+    pub(crate) fn is_dated(&self) -> bool {
+        // Relaxed: as for what it leads to, see `Freshness::until`.
+        self.dated.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_dated(&self, dated: bool) {
+        // Relaxed: see `is_dated`.
+        self.dated.store(dated, Ordering::Relaxed);
+    }
+
     #[inline]
     pub(crate) fn is(&self, key: Key<'_>) -> bool {
         self.key.namespace == key.namespace && *self.key.bytes == *key.bytes
