@@ -167,7 +167,7 @@ impl Reactor {
             self.counters().fills_absent.add(1);
             self.count_fills();
             self.vanished(&fill);
-            let good_for = self.absent_for(fill.key.namespace);
+            let good_for = self.absent_for(fill.key.namespace, fill.since);
             self.absent.remember(fill.hash, fill.key.clone(), Instant::now(), good_for);
             fill.answer_absent();
             self.tell_groups(&fill, || Answer::Value(Ok(None)));

@@ -57,6 +57,11 @@ impl Ledger {
         Ok(ledger)
     }
 
+    /// Bytes of what is kept by slot, here and in [`Freshness`].
+    pub(crate) fn bytes_for(slots: u32) -> usize {
+        slots as usize * (size_of::<Note>() + size_of::<u64>())
+    }
+
     fn kept(&mut self, namespace: Namespace) -> &mut Kept {
         let number = namespace.0 as usize;
         if self.namespaces.len() <= number {

@@ -263,7 +263,7 @@ fn set_up(
         arena: arena.report(),
         transport: transport.report().clone(),
         slots,
-        table_bytes: Table::<value::Value>::bytes_for(slots),
+        table_bytes: Table::<value::Value>::bytes_for(slots) + Ledger::bytes_for(slots),
         start_ms: started.elapsed().as_secs_f64() * 1e3,
     };
     let fork = ForkGuard::new();

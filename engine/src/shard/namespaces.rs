@@ -60,7 +60,8 @@ impl Reactor {
     pub(super) fn is_in_time(&mut self, id: FillId, since: Instant) -> bool {
         let Some(fill) = self.fills.get_mut(id) else { return true };
         match fill.stage {
-            // The question is not on its way yet, or the version will be confirmed with the bytes.
+            // The question is not on its way yet, or the version will be confirmed with the bytes. (An empty value has
+            // none: one that waits for a slot is as old as that wait.)
             Stage::Queued | Stage::NoRoom => {
                 fill.since = fill.since.max(since);
                 true
@@ -159,13 +160,13 @@ impl Reactor {
         }
     }
 
-    /// For how long the origin's word that it has no such key is good in this namespace.
-    pub(super) fn absent_for(&self, namespace: Namespace) -> Duration {
+    /// For how long from now the origin's word that it has no such key, asked for at `since`, is good in this namespace.
+    pub(super) fn absent_for(&self, namespace: Namespace, since: Instant) -> Duration {
         let all = Duration::from_millis(self.config.absent_ttl_ms);
         match self.store.settings(namespace).mode {
             NamespaceMode::Immutable => all,
             NamespaceMode::Ttl { ttl_ms: ms } | NamespaceMode::Validate { validate_ms: ms } => {
-                all.min(Duration::from_millis(ms))
+                all.min(Duration::from_millis(ms).saturating_sub(since.elapsed()))
             }
         }
     }
@@ -220,9 +221,7 @@ impl Reactor {
             let before = self.waiting.for_quota.len();
             match next {
                 Starving::Fill(id) => {
-                    if let Some(fill) = self.fills.get_mut(id) {
-                        fill.starving = false;
-                    }
+                    self.fill_is_starving(id, false);
                     if !self.place(id) {
                         self.starve_fill(id);
                     }

@@ -32,6 +32,13 @@ impl Reactor {
         self.groups_let_go();
     }
 
+    /// Says whether a fill stands in a line.
+    pub(super) fn fill_is_starving(&mut self, id: FillId, starving: bool) {
+        if let Some(fill) = self.fills.get_mut(id) {
+            fill.starving = starving;
+        }
+    }
+
     pub(super) fn starve_fill(&mut self, id: FillId) {
         if let Some(fill) = self.fills.get_mut(id).filter(|fill| !fill.starving) {
             fill.starving = true;
@@ -83,7 +90,15 @@ impl Reactor {
         self.feed_quota_queue();
         while let Some(next) = self.starving.pop_front() {
             let left = match next {
-                Starving::Fill(id) => (!self.place(id)).then_some(Starving::Fill(id)),
+                Starving::Fill(id) => {
+                    // Before: it may have to wait for a quota instead, in the other line.
+                    self.fill_is_starving(id, false);
+                    let left = !self.place(id);
+                    if left {
+                        self.fill_is_starving(id, true);
+                    }
+                    left.then_some(Starving::Fill(id))
+                }
                 Starving::Group(id) => (!self.feed_group(id)).then_some(Starving::Group(id)),
                 Starving::Put { waiter, .. } if waiter.is_gone() => None,
                 Starving::Put { hash, key, len, deadline, waiter } => {

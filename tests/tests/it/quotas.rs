@@ -157,3 +157,32 @@ fn what_can_never_fit_into_a_quota_says_so() {
         finish(cache);
     });
 }
+
+#[test]
+fn who_waits_for_memory_and_then_for_a_quota_is_not_forgotten() {
+    alone(|| {
+        let origin = FakeOrigin::well_behaved();
+        let cache = open(2 * MIB, origin.address());
+        let small = cache.namespace("both").unwrap();
+        set(&cache, small, 4 * GRANULE);
+        fill(&cache, small, 2);
+        let pinned: Vec<Lease> = (0..2).map(|n| get(&cache, small.key(&format!("{n}")))).collect();
+        cache.put("large", &[1; MIB], soon()).unwrap();
+        let large = get(&cache, "large".into());
+        let name = content::name(GRANULE, 0);
+        std::thread::scope(|threads| {
+            let put = threads.spawn(|| cache.put("too", &[2; MIB], soon()));
+            eventually(|| "a put that waits".to_owned(), || cache.stats().starvations == 1);
+            let fetched = threads.spawn(|| get(&cache, small.key(&name)));
+            eventually(|| "a question".to_owned(), || origin.seen().lookups.len() == 1);
+            // Answered after the first, most likely: what was asked for before then stands in line.
+            assert!(cache.get("no length", soon()).unwrap().is_none());
+            drop(large);
+            put.join().unwrap().unwrap();
+            assert_eq!(cache.stats().fills_in_flight, 1, "the quota is full");
+            drop(pinned);
+            content::check_lease(name.as_bytes(), 1, GRANULE, &fetched.join().unwrap());
+        });
+        finish(cache);
+    });
+}
