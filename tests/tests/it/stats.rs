@@ -97,7 +97,8 @@ fn a_prefetch_that_comes_too_late_pins_nothing() {
             assert!(started.elapsed() < HANG, "no prefetch came late");
             std::thread::scope(|scope| {
                 scope.spawn(|| names.iter().for_each(|name| cache.put(name, b"v", soon()).unwrap()));
-                scope.spawn(|| while cache.prefetch(&keys).unwrap() > 0 {});
+                // On busy cores the ring may be full for a moment, which is an answer as good as any.
+                scope.spawn(|| while !matches!(cache.prefetch(&keys), Ok(0)) {});
             });
             if late() == 0 {
                 cache.invalidate(Invalidate::All, soon()).unwrap();
