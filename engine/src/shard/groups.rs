@@ -116,17 +116,10 @@ impl Reactor {
             Some(_) => {}
         }
         match self.attempt(id) {
-            Attempt::Over => true,
+            Attempt::Over | Attempt::NotItsTurn => true,
             Attempt::NoRoom | Attempt::Unknown => false,
             Attempt::NoQuota => {
                 self.wait_for_quota(Starving::Group(id));
-                true
-            }
-            Attempt::NotItsTurn => {
-                // Others here must not wait for what another shard waits for: they may be what it waits for.
-                if let Some(group) = self.groups.get_mut(&id) {
-                    group.starving = false;
-                }
                 true
             }
         }
@@ -137,14 +130,9 @@ impl Reactor {
         let Some(group) = self.groups.get(&id) else { return };
         let attempt = if group.waiting { Attempt::Unknown } else { self.attempt(id) };
         match attempt {
-            Attempt::Over => {}
+            Attempt::Over | Attempt::NotItsTurn => {}
             Attempt::NoRoom => self.starve(Starving::Group(id)),
             Attempt::NoQuota | Attempt::Unknown => self.wait_for_quota(Starving::Group(id)),
-            Attempt::NotItsTurn => {
-                if let Some(group) = self.groups.get_mut(&id) {
-                    group.starving = false;
-                }
-            }
         }
     }
 
@@ -184,6 +172,8 @@ impl Reactor {
             }
             (Some(_), _) if group.turn.as_ref().is_some_and(|turn| !turn.has_come()) => {
                 group.let_go();
+                // It leaves the line: others here must not wait for what another shard waits for, for they may be it.
+                group.starving = false;
                 Attempt::NotItsTurn
             }
             (Some(unplaced), _) => match self.rooms_for(&unplaced) {

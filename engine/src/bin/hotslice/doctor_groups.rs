@@ -1,8 +1,17 @@
 //! What `doctor` says about control groups, cpusets and NUMA nodes.
 
 use super::Finding;
-use hotslice::machine::Machine;
+use hotslice::machine::{GroupLimit, Machine};
 use hotslice::size::format_bytes;
+
+fn found(limit: &GroupLimit) -> String {
+    format!(
+        "{} is {}, {} left",
+        limit.file,
+        format_bytes(limit.limit_bytes),
+        format_bytes(limit.available_bytes)
+    )
+}
 
 /// The machine, and the capacity that is planned on it.
 pub(super) struct Groups {
@@ -16,12 +25,7 @@ impl Groups {
         let Some(limit) = self.machine.group_memory() else {
             return Finding::ok(WHAT, "no limit", "what the machine has available is the limit");
         };
-        let found = format!(
-            "{} is {}, {} left",
-            limit.file,
-            format_bytes(limit.limit_bytes),
-            format_bytes(limit.available_bytes)
-        );
+        let found = found(&limit);
         if limit.available_bytes >= self.capacity {
             let meaning = format!("enough for {} without explicit hugepages", format_bytes(self.capacity));
             return Finding::ok(WHAT, found, meaning);
@@ -42,12 +46,7 @@ impl Groups {
         let Some(limit) = self.machine.group_hugetlb(page_bytes) else {
             return Finding::ok(WHAT, "no limit", "what the kernel's pool has is the limit");
         };
-        let found = format!(
-            "{} is {}, {} left",
-            limit.file,
-            format_bytes(limit.limit_bytes),
-            format_bytes(limit.available_bytes)
-        );
+        let found = found(&limit);
         if limit.available_bytes >= self.capacity {
             return Finding::ok(WHAT, found, format!("enough for {}", format_bytes(self.capacity)));
         }
