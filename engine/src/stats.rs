@@ -40,6 +40,8 @@ pub struct Stats {
     pub fills_discarded: u64,
     /// Gauge: fills under way.
     pub fills_in_flight: u64,
+    /// Parts of large values that another shard than the value's own received.
+    pub parts_assisted: u64,
     /// Value bytes that the kernel wrote straight into the extents where they stay.
     pub received_direct_bytes: u64,
     /// Value bytes that were copied once more after they were received.
@@ -127,6 +129,7 @@ shard_counters!(
     fills_failed,
     fills_discarded,
     fills_in_flight,
+    parts_assisted,
     received_direct_bytes,
     received_discarded_bytes,
     puts,

@@ -60,6 +60,7 @@ setters! {
     lanes_per_peer: usize,
     lane_depth: usize,
     stripe_bytes: u64,
+    shards_per_value: usize,
     receive_bytes: u64,
     connect_timeout_ms: u64,
     receive_timeout_ms: u64,

@@ -142,6 +142,9 @@ pub struct Config {
     /// Bytes of a large value that are asked for at a time, 1 MiB to 1 GiB; several such parts are on their way at once,
     /// over several lanes. Default 4 MiB.
     pub stripe_bytes: u64,
+    /// Shards of one NUMA node that receive one large value together, 1 to 256: beside the one that holds it, those that
+    /// have nothing to do. Default 2.
+    pub shards_per_value: usize,
     /// Bytes received by one operation at most, 64 KiB to 1 GiB. Default 1 MiB.
     pub receive_bytes: u64,
     /// Milliseconds for a connection to be made. Default 2000.
@@ -197,6 +200,7 @@ impl Config {
             lanes_per_peer: 2,
             lane_depth: 16,
             stripe_bytes: 4 << 20,
+            shards_per_value: 2,
             receive_bytes: 1 << 20,
             connect_timeout_ms: 2_000,
             receive_timeout_ms: 10_000,
@@ -223,6 +227,7 @@ impl Config {
         range("lanes_per_peer", self.lanes_per_peer as u64, 1, 64)?;
         range("lane_depth", self.lane_depth as u64, 1, 1024)?;
         range("stripe_bytes", self.stripe_bytes, 1 << 20, 1 << 30)?;
+        range("shards_per_value", self.shards_per_value as u64, 1, 256)?;
         range("receive_bytes", self.receive_bytes, 64 << 10, 1 << 30)?;
         for (setting, value) in [
             ("connect_timeout_ms", self.connect_timeout_ms),

@@ -67,6 +67,8 @@ settings! {
         |c, n, v| set(&mut c.lane_depth, word(n, v, "1 to 1024")), |c| c.lane_depth.to_string();
     "stripe_bytes", "HOTSLICE_STRIPE_BYTES",
         |c, n, v| set(&mut c.stripe_bytes, parse_bytes(n, v)), |c| format_bytes(c.stripe_bytes);
+    "shards_per_value", "HOTSLICE_SHARDS_PER_VALUE",
+        |c, n, v| set(&mut c.shards_per_value, word(n, v, "1 to 256")), |c| c.shards_per_value.to_string();
     "receive_bytes", "HOTSLICE_RECEIVE_BYTES",
         |c, n, v| set(&mut c.receive_bytes, parse_bytes(n, v)), |c| format_bytes(c.receive_bytes);
     "connect_timeout_ms", "HOTSLICE_CONNECT_TIMEOUT_MS",

@@ -9,7 +9,8 @@
 //! A value of which the first bytes come while there is no room waits without them; they are asked for again. All parts
 //! of a value are asked for in the version that was announced; if the peer has another by then, the fill begins anew.
 
-use super::body::Body;
+use super::body::{Body, For};
+use super::errands::Outcome;
 use super::fills::{Fill, FillId, Stage};
 use super::lane::{Entries, HEAD_BYTES, Receive, What};
 use super::reactor::Reactor;
@@ -37,7 +38,7 @@ impl Reactor {
         };
         let ok = header.status == Status::Ok;
         let op = match what {
-            What::Head(_) | What::Part(..) | What::Stripe(..) => Op::Get,
+            What::Head(_) | What::Part(..) | What::Stripe(..) | What::Errand(_) => Op::Get,
             What::Locate(_) => Op::Lookup,
             What::Ping => Op::Ping,
             What::Challenge(_) => Op::Challenge,
@@ -63,12 +64,16 @@ impl Reactor {
                 lane.receive = Receive::Entries(Entries::new(header.request_id, header.body_len as usize));
                 None
             }
+            (true, What::Errand(_)) => {
+                self.errand_announced(id, header)?;
+                None
+            }
             (true, What::Ping) => {
                 drop(lane.settle(header.request_id));
                 None
             }
         };
-        if !lane.delivered && lane.is_up() {
+        if let Some(lane) = self.lanes.get_mut(&id).filter(|lane| !lane.delivered && lane.is_up()) {
             lane.delivered = true;
             self.peers[lane.peer].delivered();
         }
@@ -110,15 +115,8 @@ impl Reactor {
                     _ => self.refused_fill(fill, peer, status),
                 }
             }
-            Some(What::Part(fill, _) | What::Stripe(fill, _)) => {
-                self.settled(fill);
-                match status {
-                    Status::Absent | Status::VersionMismatch | Status::RangeOutside => {
-                        self.renew(fill, peer, status)
-                    }
-                    _ => self.refused_fill(fill, peer, status),
-                }
-            }
+            Some(What::Part(fill, _) | What::Stripe(fill, _)) => self.part_refused(fill, peer, status),
+            Some(What::Errand(errand)) => errand.end(Outcome::Refused(status)),
             Some(What::Locate(fills)) => self.ask_one_by_one(&fills),
             Some(What::Challenge(_) | What::Authenticate(_)) => {
                 let peer = self.peers[peer].address.clone();
@@ -130,6 +128,15 @@ impl Reactor {
         }
         self.dispatch(peer);
         Ok(())
+    }
+
+    /// The peer does not give a part of a value that it had a moment ago.
+    pub(super) fn part_refused(&mut self, fill: FillId, peer: usize, status: Status) {
+        self.settled(fill);
+        match status {
+            Status::Absent | Status::VersionMismatch | Status::RangeOutside => self.renew(fill, peer, status),
+            _ => self.refused_fill(fill, peer, status),
+        }
     }
 
     fn refused_fill(&mut self, fill: FillId, peer: usize, status: Status) {
@@ -310,7 +317,7 @@ impl Reactor {
         let mut transfer = Transfer::new(about, room, Instant::now());
         let part = transfer.take_head(len);
         let more = transfer.wants_more();
-        let body = Body::new(header.request_id, fill_id, part, about.len, transfer.room.extents.clone());
+        let body = Body::new(header.request_id, For::Fill(fill_id), part, about.len, transfer.room.extents.clone());
         (fill.stage, fill.about, fill.transfer) = (Stage::Receiving, Some(about), Some(transfer));
         lane.turn_into_part(header.request_id, part);
         let (peer, groups) = (fill.peer, std::mem::take(&mut fill.groups));
@@ -355,22 +362,15 @@ impl Reactor {
         part: Part,
         header: ResponseHeader,
     ) -> Result<(), String> {
-        let about =
-            About { len: header.value_len, version: header.value_version, crc32c: header.value_crc32c };
         let (Some(fill), Some(lane)) = (self.fills.get(fill_id), self.lanes.get_mut(&id)) else {
             return Ok(());
         };
-        let got = Part { offset: header.range_offset, len: header.body_len };
-        if got != part || fill.about != Some(about) {
-            return Err(format!(
-                "asked for bytes {}+{} of {:?}, got {}+{} of {about:?}",
-                part.offset, part.len, fill.about, got.offset, got.len
-            ));
-        }
+        let Some(about) = fill.about else { return Ok(()) };
+        about.check(part, &header)?;
         let room = fill.transfer.as_ref().filter(|_| fill.live).map(|transfer| &transfer.room);
         if let Some(room) = room {
             let extents = room.extents.clone();
-            lane.receive = Receive::Body(Body::new(header.request_id, fill_id, part, about.len, extents));
+            lane.receive = Receive::Body(Body::new(header.request_id, For::Fill(fill_id), part, about.len, extents));
             return Ok(());
         }
         lane.settle(header.request_id);
@@ -393,17 +393,22 @@ impl Reactor {
     pub(super) fn part_arrived(&mut self, id: u64, body: Body) {
         let Some(lane) = self.lanes.get_mut(&id) else { return };
         let peer = lane.peer;
-        lane.settle(body.id);
-        if let Some(transfer) = self.fills.get_mut(body.fill).and_then(|fill| fill.transfer.as_mut()) {
-            transfer.arrive(body.part, body.crc);
+        match lane.settle(body.id) {
+            Some(What::Errand(errand)) => errand.end(Outcome::Arrived { crc32c: body.crc }),
+            Some(What::Part(fill, part) | What::Stripe(fill, part)) => {
+                if let Some(transfer) = self.fills.get_mut(fill).and_then(|fill| fill.transfer.as_mut()) {
+                    transfer.arrive(part, body.crc);
+                }
+                self.settled(fill);
+                self.conclude(fill);
+            }
+            _ => unreachable!("a body is a part of something that was asked for"),
         }
-        self.settled(body.fill);
-        self.conclude(body.fill);
         self.dispatch(peer);
     }
 
     /// Checks and publishes a value if it is complete.
-    fn conclude(&mut self, id: FillId) {
+    pub(super) fn conclude(&mut self, id: FillId) {
         let complete = |fill: &Fill| fill.live && fill.transfer.as_ref().is_some_and(Transfer::is_complete);
         if !self.fills.get(id).is_some_and(complete) {
             return;

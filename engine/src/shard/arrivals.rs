@@ -75,8 +75,12 @@ impl Reactor {
         match &lane.receive {
             Receive::Body(body) => {
                 self.shared.counters.received_direct_bytes.add(bytes as u64);
-                if let Some(transfer) = self.fills.get_mut(body.fill).and_then(|fill| fill.transfer.as_mut())
-                {
+                if body.is_too_late(Instant::now(), self.config.receive_timeout()) {
+                    let reason = format!("too slow to wait for, {}", lane.progress());
+                    return self.break_lane(id, reason);
+                }
+                let fill = body.fill().and_then(|fill| self.fills.get_mut(fill));
+                if let Some(transfer) = fill.and_then(|fill| fill.transfer.as_mut()) {
                     transfer.received(bytes as u64);
                 }
             }

@@ -6,15 +6,13 @@
 
 use super::fills::{Fill, FillId, Stage};
 use super::lane::{Ask, HEAD_BYTES, Lane, What};
+use super::errands::{STRIPES_PER_LANE, bulk_lanes};
 use super::reactor::Reactor;
 use super::transfer::Part;
 use crate::Error;
 use crate::namespace::Namespaces;
 use crate::wire::{self, ANY_VERSION, Limits};
 use std::time::{Duration, Instant};
-
-/// Parts of large values that one lane may owe at a time: one on the wire and one to follow it without a pause.
-const STRIPES_PER_LANE: u64 = 2;
 
 /// Bytes of small values that one lane may owe beyond `lane_depth` requests: what hides a round trip of a fast network.
 const SMALL_WINDOW_BYTES: u64 = 1 << 20;
@@ -141,12 +139,18 @@ impl Reactor {
     /// Asks one lane for a part of a large value. False if there is none, or no lane for it.
     fn dispatch_bulk(&mut self, peer_index: usize, now: Instant) -> bool {
         self.forget_ended(peer_index);
-        let Some(&id) = self.peers[peer_index].queues.bulk.front() else { return false };
-        let suspect = self.fills.get(id).is_some_and(Fill::is_suspect);
+        let queues = &self.peers[peer_index].queues;
+        // Errands first: another shard has no more than a few of them here.
+        let errand = !queues.errands.is_empty();
+        let own = queues.bulk.front().copied().filter(|_| !errand);
+        if own.is_none() && !errand {
+            return false;
+        }
+        let suspect = own.and_then(|id| self.fills.get(id)).is_some_and(Fill::is_suspect);
         let stripe_bytes = self.config.stripe_bytes;
-        let window = STRIPES_PER_LANE * stripe_bytes;
+        let window = STRIPES_PER_LANE as u64 * stripe_bytes;
         let busy = self.lanes_to_use(peer_index, now).filter(|lane| lane.owed_bulk_bytes > 0).count();
-        let another = busy < self.config.lanes_per_peer.saturating_sub(1).max(1);
+        let another = busy < bulk_lanes(&self.config);
         let fits = |lane: &&Lane| match suspect {
             true => lane.outstanding.is_empty(),
             false if lane.owed_bulk_bytes == 0 => another,
@@ -160,8 +164,12 @@ impl Reactor {
         if best.is_none_or(|(_, owed)| owed > 0 || self.peers[peer_index].lanes.len() == 1) {
             self.open_lane(peer_index, now);
         }
-        let Some((lane, _)) = best else { return false };
-        self.peers[peer_index].queues.bulk.pop_front();
+        let Some((lane, _)) = best else { return own.is_some() && self.lend(peer_index, now) };
+        if let Some(errand) = self.peers[peer_index].queues.errands.pop_front() {
+            self.ask_errand(lane, errand, now);
+            return true;
+        }
+        let Some(id) = self.peers[peer_index].queues.bulk.pop_front() else { return false };
         self.ask_part(lane, id, What::Stripe, now);
         if self
             .fills
@@ -293,6 +301,7 @@ impl Reactor {
             return;
         }
         let Some(error) = peer.shunned(now).cloned() else { return };
+        peer.queues.errands.clear();
         for id in peer.queues.take_all() {
             self.fail_fill(id, &error);
         }

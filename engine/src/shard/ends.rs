@@ -1,9 +1,11 @@
 //! Ends: of lanes, with what they owed, and of fills whose time is up.
 
+use super::errands::Outcome;
 use super::fills::{FillId, Stage};
 use super::lane::{Ask, HEAD_BYTES, Lane, LaneState, Receive, What};
 use super::reactor::Reactor;
 use super::request::Answer;
+use super::transfer::Part;
 use crate::Error;
 use std::cmp::Reverse;
 use std::time::{Duration, Instant};
@@ -70,12 +72,8 @@ impl Reactor {
                     self.settled(fill);
                     self.retry_or_fail(fill, attempts, why, now);
                 }
-                What::Part(fill, part) | What::Stripe(fill, part) => {
-                    let transfer = self.fills.get_mut(fill).and_then(|fill| fill.transfer.as_mut());
-                    let attempts = transfer.map_or(0, |transfer| transfer.lose(part));
-                    self.settled(fill);
-                    self.retry_or_fail(fill, attempts, why, now);
-                }
+                What::Part(fill, part) | What::Stripe(fill, part) => self.part_lost(fill, part, why, now),
+                What::Errand(errand) => errand.end(Outcome::Lost(why.clone())),
                 // It was none of the keys' fault, most likely; should it be, asking one by one will show.
                 What::Locate(fills) => self.ask_one_by_one(&fills),
                 What::Ping | What::Challenge(_) | What::Authenticate(_) => {}
@@ -85,6 +83,14 @@ impl Reactor {
         if lane.delivered && self.peers[peer].lanes.is_empty() && !self.is_stopping() {
             self.reconnect(peer, now);
         }
+    }
+
+    /// The lane is gone that was asked for a part.
+    pub(super) fn part_lost(&mut self, id: FillId, part: Part, why: &Error, now: Instant) {
+        let transfer = self.fills.get_mut(id).and_then(|fill| fill.transfer.as_mut());
+        let attempts = transfer.map_or(0, |transfer| transfer.lose(part));
+        self.settled(id);
+        self.retry_or_fail(id, attempts, why, now);
     }
 
     /// Connects although nobody waits, so that the next fill finds a lane.
@@ -172,7 +178,7 @@ impl Reactor {
         }
         self.fail_fill(id, &Error::DeadlinePassed { stage: Stage::Receiving.as_str() });
         let slow = |receive: &Receive| match receive {
-            Receive::Body(body) if body.fill == id => body.time_left(now).is_none_or(|left| left > patience),
+            Receive::Body(body) if body.fill() == Some(id) => body.time_left(now).is_none_or(|left| left > patience),
             _ => false,
         };
         let lanes: Vec<u64> =

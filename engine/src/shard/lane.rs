@@ -3,8 +3,8 @@
 //! A lane owns every buffer that the kernel may touch on its behalf (requests being sent, the header being
 //! received, the entries, the discard buffer, the address), and it is dropped only when none of its operations is in
 //! flight. The one exception is the room of a value: it is the fill's, which keeps it until every lane is through with
-//! what it was asked for ([`Fill::asked`](super::fills::Fill::asked)). That is the whole of the rule "the kernel owns a
-//! buffer until its terminal completion".
+//! what it was asked for ([`Fill::asked`](super::fills::Fill::asked)), those of other shards included
+//! ([`Errand`]). That is the whole of the rule "the kernel owns a buffer until its terminal completion".
 //!
 //! ```text
 //!  Connecting ──► (Greeting) ──► Up ──► Closing (operations cancelled, waiting for the last completion) ──► gone
@@ -15,6 +15,7 @@
 //! ```
 
 use super::body::Body;
+use super::errands::Errand;
 use super::fills::FillId;
 use super::transfer::Part;
 use super::transport::{LaneOp, SocketAddress, Token, Transport};
@@ -64,6 +65,8 @@ pub(super) enum What {
     Part(FillId, Part),
     /// The same of a large value: nothing small should have to wait behind it.
     Stripe(FillId, Part),
+    /// The same for another shard.
+    Errand(Errand),
     /// What the peer has under these keys.
     Locate(Vec<FillId>),
     /// A sign of life.
@@ -80,12 +83,13 @@ impl What {
         match self {
             What::Head(_) => HEAD_BYTES,
             What::Part(_, part) | What::Stripe(_, part) => part.len,
+            What::Errand(errand) => errand.part.len,
             What::Locate(_) | What::Ping | What::Challenge(_) | What::Authenticate(_) => 0,
         }
     }
 
     fn is_bulk(&self) -> bool {
-        matches!(self, What::Stripe(..))
+        matches!(self, What::Stripe(..) | What::Errand(_))
     }
 }
 
@@ -333,7 +337,8 @@ impl Lane {
         self.receive_in_flight = true;
         // SAFETY: header, entries and discard buffer belong to this lane, which outlives its operations. The room
         // belongs to the body's fill, which keeps it while this lane has not settled what it was asked for; that
-        // happens only when no receive is in flight. No two lanes are asked for one part at a time.
+        // happens only when no receive is in flight. So with another shard's fill: the errand that goes home is what
+        // settles it, and the body keeps that shard's arena mapped. No two lanes are asked for one part at a time.
         unsafe { transport.receive(&self.fd, into, len, self.token(LaneOp::Receive)) };
     }
 

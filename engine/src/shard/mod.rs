@@ -21,6 +21,7 @@
 //! | `room`, `groups`, `turn` | who waits for room; batches that must be held together |
 //! | `namespaces` | values that are too old, questions about them, quotas |
 //! | `dispatch` | which lane is asked for what |
+//! | `errands` | parts that another shard receives |
 //! | `greeting` | authentication |
 //! | `arrivals`, `answers`, `ends` | what completions mean to lanes, and answers and failures to fills |
 
@@ -30,6 +31,7 @@ mod arrivals;
 mod body;
 mod dispatch;
 mod ends;
+mod errands;
 mod fills;
 pub(crate) mod freshness;
 mod greeting;
@@ -65,6 +67,7 @@ use crate::table::Table;
 use crate::{Error, Result, policy};
 use ledger::Ledger;
 use reactor::Reactor;
+use request::Request;
 use serde::Serialize;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -152,7 +155,10 @@ pub(crate) fn start(config: &Arc<Config>) -> Result<Vec<Shard>> {
         }
     }
     match failed {
-        None => Ok(shards),
+        None => {
+            introduce(config, &shards);
+            Ok(shards)
+        }
         Some(error) => {
             end(shards);
             Err(error)
@@ -160,10 +166,25 @@ pub(crate) fn start(config: &Arc<Config>) -> Result<Vec<Shard>> {
     }
 }
 
+/// Makes shards of one node known to each other, so that they can help each other out; the next ones first, so that
+/// not all turn to the same.
+fn introduce(config: &Config, shards: &[Shard]) {
+    if config.shards_per_value == 1 {
+        return;
+    }
+    for (index, shard) in shards.iter().enumerate() {
+        let others = shards[index + 1..].iter().chain(&shards[..index]);
+        // Memory of another node is the slower way.
+        let near = others.filter(|other| other.report.node == shard.report.node);
+        let neighbours = near.map(|other| other.shared.clone()).collect();
+        shard.shared.submit(Request::Meet(neighbours), std::time::Duration::MAX.into());
+    }
+}
+
 /// Ends shards: waits until their threads have reaped every operation.
 pub(crate) fn end(shards: Vec<Shard>) {
     for shard in &shards {
-        shard.shared.submit(request::Request::Shutdown, std::time::Duration::MAX.into());
+        shard.shared.submit(Request::Shutdown, std::time::Duration::MAX.into());
     }
     for shard in shards {
         // A shard that panicked has closed itself.
@@ -267,7 +288,7 @@ fn set_up(
         start_ms: started.elapsed().as_secs_f64() * 1e3,
     };
     let fork = ForkGuard::new();
-    let shared = Arc::new(Shared::new(index, table, slots, arena, bell, config.request_ring, fork));
+    let shared = Arc::new(Shared::new(index, table, slots, arena, bell, config, fork));
     shared.counters.epoll_shards.set(u64::from(report.transport.name == "epoll"));
     shared.counters.arena_bytes.set(shared.arena.bytes() as u64);
     let ledger = Ledger::new(shared.freshness.clone(), slots, config)?;

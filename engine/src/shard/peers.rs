@@ -1,5 +1,6 @@
 //! Peers: which one holds a key, what waits for it, and how long it is left alone after it refused.
 
+use super::errands::Errand;
 use super::fills::FillId;
 use crate::key::OwnedKey;
 use crate::{Address, Error};
@@ -43,14 +44,16 @@ pub(super) struct Queues {
     pub(super) heads: VecDeque<FillId>,
     /// Fills of large values that have room, of which parts are to be asked for, in turn.
     pub(super) bulk: VecDeque<FillId>,
+    /// Parts for other shards.
+    pub(super) errands: VecDeque<Errand>,
 }
 
 impl Queues {
     pub(super) fn is_empty(&self) -> bool {
-        self.locates.is_empty() && self.small.is_empty() && self.heads.is_empty() && self.bulk.is_empty()
+        self.locates.is_empty() && self.small.is_empty() && self.heads.is_empty() && self.bulk.is_empty() && self.errands.is_empty()
     }
 
-    /// Takes everything out.
+    /// Takes every fill out.
     pub(super) fn take_all(&mut self) -> Vec<FillId> {
         let located = self.locates.drain(..).flatten();
         located.chain(self.small.drain(..)).chain(self.heads.drain(..)).chain(self.bulk.drain(..)).collect()

@@ -2,6 +2,7 @@
 //! files named in [`super`].
 
 use super::absent::Absent;
+use super::errands::Neighbour;
 use super::fills::{Fill, FillId, Fills, Stage};
 use super::groups::{Group, GroupId};
 use super::lane::Lane;
@@ -39,6 +40,8 @@ pub(super) struct Reactor {
     pub(super) fills: Fills,
     pub(super) absent: Absent,
     pub(super) peers: Vec<Peer>,
+    /// Other shards, to whom parts of large values can be lent.
+    pub(super) neighbours: Vec<Neighbour>,
     pub(super) lanes: HashMap<u64, Lane>,
     pub(super) starving: VecDeque<Starving>,
     pub(super) waiting: Waiting,
@@ -76,6 +79,7 @@ impl Reactor {
             store,
             transport,
             fills: Fills::default(),
+            neighbours: Vec::new(),
             lanes: HashMap::new(),
             starving: VecDeque::new(),
             waiting: Waiting::default(),
@@ -103,6 +107,7 @@ impl Reactor {
         loop {
             self.take_requests();
             self.take_dropped_reservations();
+            self.take_homecomings();
             // Before looking for what it was about: a pin that goes from here on nudges anew.
             if self.shared.bell.doorbell().take_nudge() {
                 self.try_all_groups();
@@ -188,6 +193,8 @@ impl Reactor {
                     self.set_namespace(namespace, settings, waiter);
                 }
                 Request::Resize { blocks, waiter } => self.resize(blocks, waiter),
+                Request::Meet(others) => self.neighbours = others.into_iter().map(Neighbour::new).collect(),
+                Request::Assist(errand) => self.assist(errand),
                 Request::Shutdown => self.stop(),
             }
         }
@@ -398,6 +405,9 @@ impl Reactor {
         self.waiting = Waiting::default();
         self.groups.clear();
         self.fills = Fills::default();
+        for peer in &mut self.peers {
+            peer.queues.errands.clear();
+        }
     }
 
     pub(super) fn is_stopping(&self) -> bool {

@@ -1,6 +1,7 @@
 //! What callers ask of a shard, and how they are answered. Every request answers its callers when it is
 //! dropped, so no path through a shard, its shutdown or its panic can leave a caller waiting.
 
+use super::errands::Errand;
 use super::shared::Shared;
 use super::turn::Turn;
 use super::value::Lease;
@@ -125,6 +126,10 @@ pub(crate) enum Request {
     SetNamespace { namespace: crate::Namespace, settings: crate::NamespaceSettings, waiter: Waiter },
     /// Change the arena to so many blocks. Answered when that is done.
     Resize { blocks: u32, waiter: Waiter },
+    /// Other shards, who may help out.
+    Meet(Vec<Arc<Shared>>),
+    /// Receive a part for another shard.
+    Assist(Errand),
     /// End.
     Shutdown,
 }
@@ -144,7 +149,7 @@ impl Request {
             | Request::Invalidate { waiter, .. }
             | Request::SetNamespace { waiter, .. }
             | Request::Resize { waiter, .. } => waiter.fail(error.clone()),
-            Request::Shutdown => {}
+            Request::Meet(_) | Request::Assist(_) | Request::Shutdown => {}
         }
     }
 }

@@ -1,10 +1,12 @@
 //! What a shard and its callers share: table, arena, request ring, doorbell, counters.
 
+use super::errands::{Homecoming, errands_max};
 use super::freshness::Freshness;
 use super::request::Request;
 use super::value::Value;
 use crate::bell::Bell;
 use crate::call::Space;
+use crate::config::Config;
 use crate::deadline::Deadline;
 use crate::fork::ForkGuard;
 use crate::memory::Arena;
@@ -29,6 +31,8 @@ pub(crate) struct Shared {
     pub(crate) freshness: Arc<Freshness>,
     /// Slots of reservations that ended without a commit.
     pub(crate) dropped_reservations: ArrayQueue<u32>,
+    /// Errands that came home.
+    pub(crate) homecomings: ArrayQueue<Homecoming>,
     pub(crate) fork: ForkGuard,
     requests: ArrayQueue<Request>,
     space: Space,
@@ -42,7 +46,7 @@ impl Shared {
         slots: u32,
         arena: Arena,
         bell: Arc<Bell>,
-        request_ring: usize,
+        config: &Config,
         fork: ForkGuard,
     ) -> Self {
         Self {
@@ -54,8 +58,9 @@ impl Shared {
             callers: CallerCounters::new(),
             freshness: Arc::new(Freshness::new(slots)),
             dropped_reservations: ArrayQueue::new(slots as usize),
+            homecomings: ArrayQueue::new(errands_max(config).max(1)),
             fork,
-            requests: ArrayQueue::new(request_ring),
+            requests: ArrayQueue::new(config.request_ring),
             space: Space::new(),
             closed: AtomicBool::new(false),
         }
@@ -124,7 +129,10 @@ impl Shared {
 
     /// Shard: something waits to be looked at.
     pub(crate) fn has_news(&self) -> bool {
-        !self.requests.is_empty() || !self.dropped_reservations.is_empty() || self.bell.doorbell().is_nudged()
+        !self.requests.is_empty()
+            || !self.dropped_reservations.is_empty()
+            || !self.homecomings.is_empty()
+            || self.bell.doorbell().is_nudged()
     }
 
     /// From now on requests are refused; those in the ring are dropped, which answers their callers.

@@ -1,6 +1,7 @@
 //! A value on its way into its room: which parts are still to be asked for, which have arrived. No I/O.
 
 use super::store::Room;
+use crate::wire::ResponseHeader;
 use std::time::{Duration, Instant};
 
 /// What the origin says about a value.
@@ -9,6 +10,21 @@ pub(super) struct About {
     pub(super) len: u64,
     pub(super) version: u64,
     pub(super) crc32c: u32,
+}
+
+impl About {
+    /// Whether an answer brings this part of this value. The error is a breach of the protocol, in words.
+    pub(super) fn check(&self, part: Part, header: &ResponseHeader) -> Result<(), String> {
+        let got = About { len: header.value_len, version: header.value_version, crc32c: header.value_crc32c };
+        let got_part = Part { offset: header.range_offset, len: header.body_len };
+        match got_part == part && got == *self {
+            true => Ok(()),
+            false => Err(format!(
+                "asked for bytes {}+{} of {self:?}, got {}+{} of {got:?}",
+                part.offset, part.len, got_part.offset, got_part.len
+            )),
+        }
+    }
 }
 
 /// A range of a value that is asked for and answered as a whole.
@@ -24,9 +40,9 @@ pub(super) struct Transfer {
     pub(super) room: Room,
     /// Everything before it was asked for at least once.
     next: u64,
-    /// Parts that were lost with their lane and are to be asked for again.
-    lost: Vec<Part>,
-    /// Where the parts begin that ever were.
+    /// Parts that are to be asked for again.
+    again: Vec<Part>,
+    /// Where the parts begin that were lost with a lane.
     lost_offsets: Vec<u64>,
     /// Parts that are here, with their CRC32C.
     arrived: Vec<(Part, u32)>,
@@ -42,7 +58,7 @@ impl Transfer {
             about,
             room,
             next: 0,
-            lost: Vec::new(),
+            again: Vec::new(),
             lost_offsets: Vec::new(),
             arrived: Vec::new(),
             arrived_bytes: 0,
@@ -60,7 +76,7 @@ impl Transfer {
 
     /// The part to ask for next, of at most `stripe_bytes`.
     pub(super) fn next_part(&mut self, stripe_bytes: u64) -> Option<Part> {
-        if let Some(part) = self.lost.pop() {
+        if let Some(part) = self.again.pop() {
             return Some(part);
         }
         let len = (self.about.len - self.next).min(stripe_bytes);
@@ -71,19 +87,24 @@ impl Transfer {
 
     /// True if [`Transfer::next_part`] has one.
     pub(super) fn wants_more(&self) -> bool {
-        !self.lost.is_empty() || self.next < self.about.len
+        !self.again.is_empty() || self.next < self.about.len
     }
 
     /// True if the next part was lost with a lane before, and may be why.
     pub(super) fn has_lost(&self) -> bool {
-        !self.lost.is_empty()
+        self.again.last().is_some_and(|part| self.lost_offsets.contains(&part.offset))
     }
 
     /// A part that was asked for will not come with this lane. Returns how often that has happened to it.
     pub(super) fn lose(&mut self, part: Part) -> u32 {
-        self.lost.push(part);
+        self.again.push(part);
         self.lost_offsets.push(part.offset);
         self.lost_offsets.iter().filter(|&&offset| offset == part.offset).count() as u32
+    }
+
+    /// A part was not asked for after all.
+    pub(super) fn put_back(&mut self, part: Part) {
+        self.again.push(part);
     }
 
     /// Bytes of some part were received.
@@ -160,8 +181,12 @@ mod tests {
                 }
                 let part = asked.remove(order.index(asked.len()));
                 if part.len > 0 && lose.next().unwrap_or(false) {
-                    transfer.lose(part);
+                    match part.offset % 2 {
+                        0 => drop(transfer.lose(part)),
+                        _ => transfer.put_back(part),
+                    }
                     prop_assert!(transfer.wants_more());
+                    prop_assert!(part.offset % 2 == 1 || transfer.has_lost());
                 } else {
                     transfer.arrive(part, crc32c::crc32c(of(part)));
                 }

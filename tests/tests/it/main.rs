@@ -4,6 +4,7 @@
 mod authentication;
 mod chaos;
 mod config;
+mod errands;
 mod eviction;
 mod futures;
 mod keys;
