@@ -1,5 +1,5 @@
-//! Cold reads of 100 MB by number of lanes, bytes per part and bytes per receive operation: why the defaults are what
-//! they are.
+//! Cold reads of 100 MB by number of lanes, bytes per part and bytes per receive operation, and by one or two shards: why
+//! the defaults are what they are.
 //!
 //! `cargo bench -p hotslice-benches --bench fill` reads from a slice server in this process, over loopback;
 //! `… --bench fill -- --origin HOST:PORT` from one that is running and writable (`scripts/veth` starts one behind a pair of
@@ -17,21 +17,44 @@ const VALUE_BYTES: usize = 100_000_000;
 const KEYS: [&str; 2] = ["hotslice-bench/fill/0", "hotslice-bench/fill/1"];
 const MIB: u64 = 1 << 20;
 
-/// Lanes, MiB per part, KiB per receive operation.
-const SETTINGS: [(usize, u64, u64); 13] = [
-    (1, 4, 1024),
-    (1, 16, 1024),
-    (1, 128, 1024),
-    (2, 4, 1024),
-    (2, 16, 1024),
-    (2, 64, 1024),
-    (3, 16, 1024),
-    (4, 4, 1024),
-    (4, 16, 1024),
-    (4, 32, 1024),
-    (8, 16, 1024),
-    (2, 16, 256),
-    (2, 16, 4096),
+/// What is tried.
+#[derive(Clone, Copy)]
+struct Setting {
+    shards: usize,
+    shards_per_value: usize,
+    lanes: usize,
+    part_mib: u64,
+    receive_kib: u64,
+}
+
+/// One shard; lanes, MiB per part, KiB per receive operation.
+const fn one(lanes: usize, part_mib: u64, receive_kib: u64) -> Setting {
+    Setting { shards: 1, shards_per_value: 1, lanes, part_mib, receive_kib }
+}
+
+/// Two shards, of which so many receive one value.
+const fn two(shards_per_value: usize, lanes: usize) -> Setting {
+    Setting { shards: 2, shards_per_value, ..one(lanes, 4, 1024) }
+}
+
+const SETTINGS: [Setting; 17] = [
+    one(1, 4, 1024),
+    one(1, 16, 1024),
+    one(1, 128, 1024),
+    one(2, 4, 1024),
+    one(2, 16, 1024),
+    one(2, 64, 1024),
+    one(3, 16, 1024),
+    one(4, 4, 1024),
+    one(4, 16, 1024),
+    one(4, 32, 1024),
+    one(8, 16, 1024),
+    one(2, 16, 256),
+    one(2, 16, 4096),
+    two(1, 2),
+    two(2, 2),
+    two(1, 4),
+    two(2, 4),
 ];
 
 type Failure = Box<dyn std::error::Error>;
@@ -70,15 +93,20 @@ fn main() -> Result<(), Failure> {
         }
     }
     println!(
-        "{:>5} {:>11} {:>12} {:>9} {:>9} {:>7}",
-        "lanes", "MiB / part", "KiB / recv", "p50 ms", "p90 ms", "ratio"
+        "{:>14} {:>5} {:>10} {:>10} {:>8} {:>8} {:>7}",
+        "shards (value)", "lanes", "MiB / part", "KiB / recv", "p50 ms", "p90 ms", "ratio"
     );
     let first = histograms[0].value_at_quantile(0.5) as f64;
-    for ((lanes, part, receive), histogram) in SETTINGS.iter().zip(&histograms) {
+    for (setting, histogram) in SETTINGS.iter().zip(&histograms) {
+        let Setting { shards, shards_per_value, lanes, part_mib, receive_kib } = setting;
         let at = |quantile| histogram.value_at_quantile(quantile) as f64;
-        let (p50, p90) = (at(0.5), at(0.9));
-        let ratio = first / p50;
-        println!("{lanes:>5} {part:>11} {receive:>12} {:>9.2} {:>9.2} {ratio:>6.2}×", p50 / 1e3, p90 / 1e3);
+        let (p50, p90, ratio) = (at(0.5), at(0.9), first / at(0.5));
+        let shards = format!("{shards} ({shards_per_value})");
+        println!(
+            "{shards:>14} {lanes:>5} {part_mib:>10} {receive_kib:>10} {:>8.2} {:>8.2} {ratio:>6.2}×",
+            p50 / 1e3,
+            p90 / 1e3
+        );
     }
     if after("--origin").is_some() {
         let mut client = SliceClient::connect(&origin, PATIENCE)?;
@@ -88,13 +116,14 @@ fn main() -> Result<(), Failure> {
 }
 
 /// A cache in which nothing stays: every read is a cold one.
-fn open(origin: &Address, (lanes, part_mib, receive_kib): (usize, u64, u64)) -> hotslice::Result<Cache> {
-    let mut config = Config::new(112 * MIB);
+fn open(origin: &Address, setting: Setting) -> hotslice::Result<Cache> {
+    let mut config = Config::new(112 * MIB * setting.shards as u64);
     config.admission = Admission::Off;
     config.origin = vec![origin.clone()];
-    config.lanes_per_peer = lanes;
-    config.stripe_bytes = part_mib * MIB;
-    config.receive_bytes = receive_kib << 10;
+    (config.shards, config.shards_per_value) = (setting.shards, setting.shards_per_value);
+    config.lanes_per_peer = setting.lanes;
+    config.stripe_bytes = setting.part_mib * MIB;
+    config.receive_bytes = setting.receive_kib << 10;
     Cache::open(config)
 }
 

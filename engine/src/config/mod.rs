@@ -143,7 +143,8 @@ pub struct Config {
     /// over several lanes. Default 4 MiB.
     pub stripe_bytes: u64,
     /// Shards of one NUMA node that receive one large value together, 1 to 256: beside the one that holds it, those that
-    /// have nothing to do. Default 2.
+    /// have nothing to do. Helps where one core or one connection is the limit; costs time where the peer or the callers
+    /// need the same cores. Default 1.
     pub shards_per_value: usize,
     /// Bytes received by one operation at most, 64 KiB to 1 GiB. Default 1 MiB.
     pub receive_bytes: u64,
@@ -200,7 +201,7 @@ impl Config {
             lanes_per_peer: 2,
             lane_depth: 16,
             stripe_bytes: 4 << 20,
-            shards_per_value: 2,
+            shards_per_value: 1,
             receive_bytes: 1 << 20,
             connect_timeout_ms: 2_000,
             receive_timeout_ms: 10_000,

@@ -157,8 +157,9 @@ impl Reactor {
             false => lane.owed_bulk_bytes + stripe_bytes <= window,
         };
         let best = self.lanes_to_use(peer_index, now).filter(fits);
+        // The lane that brings the first bytes is warm, and the others are left to what is small.
         let best = best
-            .min_by_key(|lane| (lane.is_stalled(now), lane.owed_bytes))
+            .min_by_key(|lane| (lane.is_stalled(now), lane.owed_bulk_bytes, !lane.receives(own), lane.owed_bytes))
             .map(|lane| (lane.id, lane.owed_bytes));
         // Also when the last lane without such parts is about to be taken: the next small thing needs one.
         if best.is_none_or(|(_, owed)| owed > 0 || self.peers[peer_index].lanes.len() == 1) {

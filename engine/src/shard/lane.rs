@@ -226,6 +226,11 @@ impl Lane {
         self.owed_since.is_some_and(|since| now.saturating_duration_since(since) > STALLED)
     }
 
+    /// True while it receives some part of this fill's value.
+    pub(super) fn receives(&self, fill: Option<FillId>) -> bool {
+        matches!(&self.receive, Receive::Body(body) if fill.is_some() && body.fill() == fill)
+    }
+
     /// True if all it owes is the answer to a ping.
     pub(super) fn owes_a_sign_of_life(&self) -> bool {
         matches!(self.outstanding.front(), Some(Ask { what: What::Ping, .. })) && self.outstanding.len() == 1

@@ -157,7 +157,8 @@ fn is_breach(error: &Error) -> bool {
 #[test]
 fn what_a_peer_tells_a_helper_is_not_believed_blindly() {
     type Lie = fn(&Ask, &mut Line);
-    let lies: [(Lie, fn(&Error) -> bool); 3] = [
+    type Expected = fn(&Error) -> bool;
+    let lies: [(Lie, Expected); 3] = [
         // Another value than the owner was told of: the helper's connection breaks the protocol.
         (|ask, line| announce(ask, line, |header| header.value_version += 1), is_breach),
         (|ask, line| announce(ask, line, |header| header.value_len += 1), is_breach),
