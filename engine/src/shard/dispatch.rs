@@ -6,13 +6,16 @@
 
 use super::fills::{Fill, FillId, Stage};
 use super::lane::{Ask, HEAD_BYTES, Lane, What};
-use super::errands::{STRIPES_PER_LANE, bulk_lanes};
 use super::reactor::Reactor;
 use super::transfer::Part;
 use crate::Error;
+use crate::config::Config;
 use crate::namespace::Namespaces;
 use crate::wire::{self, ANY_VERSION, Limits};
 use std::time::{Duration, Instant};
+
+/// Parts of large values that one lane may owe at a time: one on the wire and one to follow it without a pause.
+pub(super) const STRIPES_PER_LANE: usize = 2;
 
 /// Bytes of small values that one lane may owe beyond `lane_depth` requests: what hides a round trip of a fast network.
 const SMALL_WINDOW_BYTES: u64 = 1 << 20;
@@ -307,6 +310,11 @@ impl Reactor {
             self.fail_fill(id, &error);
         }
     }
+}
+
+/// Lanes to one peer that may carry parts of large values: all but one, if there are several.
+pub(super) fn bulk_lanes(config: &Config) -> usize {
+    config.lanes_per_peer.saturating_sub(1).max(1)
 }
 
 /// Whether a lane may owe one more small answer, of this length if that is known.

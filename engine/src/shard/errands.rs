@@ -15,6 +15,7 @@
 //! write: its errands never come home, and the room stays taken.
 
 use super::body::{Body, For};
+use super::dispatch::{STRIPES_PER_LANE, bulk_lanes};
 use super::fills::FillId;
 use super::lane::{Ask, Receive, What};
 use super::reactor::Reactor;
@@ -29,14 +30,6 @@ use crate::namespace::Namespaces;
 use crate::wire::{self, ResponseHeader, Status};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// Parts of large values that one lane may owe at a time: one on the wire and one to follow it without a pause.
-pub(super) const STRIPES_PER_LANE: usize = 2;
-
-/// Lanes to one peer that may carry parts of large values: all but one, if there are several.
-pub(super) fn bulk_lanes(config: &Config) -> usize {
-    config.lanes_per_peer.saturating_sub(1).max(1)
-}
 
 /// Errands that one neighbour may have at a time: what its lanes take at once.
 fn window(config: &Config) -> usize {
