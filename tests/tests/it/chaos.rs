@@ -1,7 +1,7 @@
 //! Everything at once: many threads, short deadlines, little memory, and an origin that fails in every way it
 //! can. Whatever succeeds is right, whatever fails says why, the shards survive, and nothing is left over.
 
-use hotslice::{Cache, Deadline, Error, Invalidate, Key, Lease, Namespace, Read};
+use hotslice::{Admission, Cache, Config, Deadline, Error, Invalidate, Key, Lease, Namespace, Read};
 use hotslice_tests::content::{self, name};
 use hotslice_tests::gauges::{alone, finish};
 use hotslice_tests::origin::{Ask, FakeOrigin, Line, Then, value_header};
@@ -42,18 +42,18 @@ fn misbehave(ask: &Ask, line: &mut Line) -> Then {
         return Then::GoOn;
     };
     let value = content::bytes(&ask.key, 1, len);
-    let header = value_header(ask, 1, &value);
+    let (header, part) = (value_header(ask, 1, &value), ask.part(&value));
     match Dice(ask.number as u64).roll(40) {
         0 => return Then::Close,
         1 => return Then::Reset,
         2 => {
             line.header(&header);
-            line.raw(&value[..len / 2]);
+            line.raw(&part[..part.len() / 2]);
             return Then::Close;
         }
         3 => {
             line.header(&header);
-            line.raw(&value[..len / 3]);
+            line.raw(&part[..part.len() / 3]);
             return Then::Reset;
         }
         4 => line.header(&hotslice::wire::ResponseHeader { value_crc32c: header.value_crc32c ^ 1, ..header }),
@@ -67,7 +67,7 @@ fn misbehave(ask: &Ask, line: &mut Line) -> Then {
         }
         7 => {
             line.header(&header);
-            line.raw(&value);
+            line.raw(part);
             line.raw(b"!");
             return Then::GoOn;
         }
@@ -81,7 +81,7 @@ fn misbehave(ask: &Ask, line: &mut Line) -> Then {
         }
         _ => line.header(&header),
     }
-    line.raw(&value);
+    line.raw(part);
     Then::GoOn
 }
 
@@ -171,10 +171,11 @@ fn one_step(cache: &Cache, dice: &mut Dice, held: &mut Vec<(String, Lease)>) {
     }
 }
 
-fn storm(seed: u64, shards: usize, admission: hotslice::Admission) {
+fn storm(seed: u64, shards: usize, adapt: impl FnOnce(&mut Config)) {
     let origin = FakeOrigin::start(misbehave);
     let mut config = config(4 * MIB * shards, &[origin.address()]);
-    (config.shards, config.admission) = (shards, admission);
+    config.shards = shards;
+    adapt(&mut config);
     (config.receive_timeout_ms, config.connect_timeout_ms, config.fill_timeout_ms) = (100, 200, 300);
     (config.backoff_min_ms, config.backoff_max_ms) = (1, 8);
     config.lane_depth = 4;
@@ -201,15 +202,24 @@ fn storm(seed: u64, shards: usize, admission: hotslice::Admission) {
 
 #[test]
 fn one_shard() {
-    alone(|| storm(1, 1, hotslice::Admission::FirstMiss));
+    alone(|| storm(1, 1, |_| ()));
 }
 
 #[test]
 fn two_shards() {
-    alone(|| storm(2, 2, hotslice::Admission::FirstMiss));
+    alone(|| storm(2, 2, |_| ()));
 }
 
 #[test]
 fn admission_off() {
-    alone(|| storm(3, 1, hotslice::Admission::Off));
+    alone(|| storm(3, 1, |config| config.admission = Admission::Off));
+}
+
+#[test]
+fn shards_that_help_each_other() {
+    let helping = |config: &mut Config| {
+        config.capacity_bytes = 24 * MIB as u64;
+        (config.shards_per_value, config.stripe_bytes) = (2, MIB as u64);
+    };
+    alone(|| storm(4, 2, helping));
 }
