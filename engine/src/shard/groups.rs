@@ -228,7 +228,10 @@ impl Reactor {
                     }
                 } else {
                     known = false;
-                    fill.deadline = fill.deadline.max(group.deadline);
+                    if fill.deadline < group.deadline {
+                        fill.deadline = group.deadline;
+                        self.deadlines.push(Reverse((group.deadline, fill_id)));
+                    }
                     if fill.groups.last() != Some(&id) {
                         fill.groups.push(id);
                     }

@@ -9,10 +9,10 @@ use hotslice_tests::setup::{MIB, config, open_with};
 use std::time::{Duration, Instant};
 
 /// A small generator (SplitMix64): what it draws is repeatable; what the threads make of it is not.
-struct Dice(u64);
+pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
+    pub(crate) fn roll(&mut self, sides: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.0;
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -21,10 +21,10 @@ impl Dice {
     }
 }
 
-const KEYS: u64 = 60;
+pub(crate) const KEYS: u64 = 60;
 
 /// Small ones, some larger than a block, one in twenty larger than the arena.
-fn key_name(n: u64) -> String {
+pub(crate) fn key_name(n: u64) -> String {
     let len = match n % 20 {
         0 => 0,
         1 => 4 * MIB + 1,
@@ -36,7 +36,7 @@ fn key_name(n: u64) -> String {
 }
 
 /// Answers, mostly rightly.
-fn misbehave(ask: &Ask, line: &mut Line) -> Then {
+pub(crate) fn misbehave(ask: &Ask, line: &mut Line) -> Then {
     let Some(len) = content::named_len(&ask.key) else {
         line.absent(ask);
         return Then::GoOn;
@@ -86,7 +86,7 @@ fn misbehave(ask: &Ask, line: &mut Line) -> Then {
 }
 
 /// The content that a lease must have: of the origin, or of a put.
-fn check(name: &str, lease: &Lease) {
+pub(crate) fn check(name: &str, lease: &Lease) {
     let len = content::named_len(name.as_bytes()).unwrap();
     match lease.version() {
         0 => content::check_lease(name.as_bytes(), 2, len.min(50_000), lease),
@@ -94,7 +94,7 @@ fn check(name: &str, lease: &Lease) {
     }
 }
 
-fn allowed(error: &Error) {
+pub(crate) fn allowed(error: &Error) {
     assert!(
         !matches!(
             error,

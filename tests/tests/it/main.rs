@@ -26,5 +26,6 @@ mod shutdown;
 mod single_flight;
 mod staleness;
 mod stats;
+mod storm;
 mod unix;
 mod utilisation;
