@@ -311,7 +311,8 @@ impl<'b> CompletionQueue<'b> {
         true
     }
 
-    /// The next completion; sleeps until there is one, at most until the deadline.
+    /// The next completion; sleeps until there is one, at most until the deadline, and not at all when no operation is
+    /// under way: `while let Some(completion) = queue.wait(deadline)` takes in all that there is.
     pub fn wait(&mut self, deadline: impl Into<Deadline>) -> Option<Completion<'b>> {
         let deadline = deadline.into().instant();
         loop {
@@ -319,7 +320,7 @@ impl<'b> CompletionQueue<'b> {
                 return Some(completion);
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            if left.is_zero() || self.in_flight() == 0 {
                 return None;
             }
             if self.arm() {

@@ -10,7 +10,7 @@ use hotslice_tests::sync::{Gate, HANG, eventually};
 use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 fn gated() -> (FakeOrigin, Arc<Gate>) {
     let gate = Arc::new(Gate::default());
@@ -201,6 +201,7 @@ fn an_armed_queue_makes_its_descriptor_readable_and_polling_resets_it() {
             let armed = queue.arm();
             if round == 0 {
                 assert!(armed && !readable(&queue, 0), "the origin holds the answer back");
+                assert!(queue.wait(Duration::from_millis(5)).is_none() && queue.arm());
                 gate.open();
             }
             // With the gate open the answer may have come before there was anything to arm for.
@@ -212,7 +213,8 @@ fn an_armed_queue_makes_its_descriptor_readable_and_polling_resets_it() {
         queue.get("here", Target::Lease, 0, soon());
         assert!(!queue.arm(), "there is something to poll");
         assert!(queue.poll().is_some() && queue.poll().is_none());
-        assert!(queue.wait(Duration::from_millis(5)).is_none());
+        let before = Instant::now();
+        assert!(queue.wait(soon()).is_none() && before.elapsed() < HANG, "nothing is under way");
         drop(queue);
         finish(cache);
     });
