@@ -1,6 +1,6 @@
 //! A hit allocates nothing. In a binary of its own, because it replaces the allocator of the whole process.
 
-use hotslice::{Namespace, Read};
+use hotslice::{CompletionQueue, Namespace, Outcome, Read, Target};
 use hotslice_tests::content::{self, name};
 use hotslice_tests::gauges::finish;
 use hotslice_tests::setup::{MIB, open_local, soon};
@@ -86,6 +86,12 @@ fn a_hit_allocates_nothing() {
             assert_eq!(bytes, len);
         });
         assert_eq!(lease, 0, "segments of {len}");
+        let mut queue = CompletionQueue::new(&cache, 1).unwrap();
+        let queued = calls(|| {
+            queue.get(key, Target::Lease, 0, soon());
+            assert!(matches!(queue.poll().unwrap().result, Ok(Outcome::Lease(_))));
+        });
+        assert_eq!(queued, 0, "get through a queue of {len}");
         content::check(name.as_bytes(), 1, 0, &buffer);
         content::check(name.as_bytes(), 1, left, &two);
     }

@@ -2,13 +2,15 @@
 //! host; and that a hit makes no system call. Each in a child process of its own.
 
 use hotslice::memory::{LockPolicy, MemoryError, PagePolicy, hugepage_pool};
-use hotslice::{Cache, Error, Invalidate, Key, TransportKind};
+use hotslice::{Cache, CompletionQueue, Error, Invalidate, Key, Outcome, Target, TransportKind};
 use hotslice_tests::child::{forbid, in_child, kill_at_any_system_call, killed_by, limit_files, skip};
 use hotslice_tests::content::{self, name};
 use hotslice_tests::gauges::{Resources, alone, finish};
 use hotslice_tests::origin::{FakeOrigin, closed_port};
 use hotslice_tests::setup::{MIB, config, open, open_local, open_with, server, soon, store};
 use hotslice_tests::sync::eventually;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 #[test]
@@ -263,6 +265,8 @@ fn hits_without_the_kernel(and_then: fn()) -> ! {
     }
     let (mut buffer, mut part) = (vec![0; 3_000_001], vec![0; 1_000_001]);
     let (deadline, past) = (soon(), Instant::now());
+    let mut queue = CompletionQueue::new(&cache, 1).unwrap();
+    let mut context = Context::from_waker(Waker::noop());
     let mut hits = || {
         let mut good = cache.get(&small, deadline).is_ok_and(|lease| lease.is_some_and(|l| l.len() == 4096));
         good &= cache.get(&large, past).is_ok_and(|lease| lease.is_some());
@@ -273,6 +277,13 @@ fn hits_without_the_kernel(and_then: fn()) -> ! {
         let (left, right) = buffer.split_at_mut(1_500_000);
         let list: &mut [&mut [u8]] = &mut [left, &mut [], right];
         good &= cache.get_scatter(&large, list, deadline).is_ok_and(|len| len.is_some());
+        queue.get(&small, Target::Lease, 1, deadline);
+        queue.get_batch([(Key::from(&small), Target::Lease), (Key::from(&large), Target::Lease)], 2, past);
+        for _ in 0..3 {
+            good &= queue.poll().is_some_and(|done| matches!(done.result, Ok(Outcome::Lease(_))));
+        }
+        let waited = pin!(cache.get_async(&large, past)).as_mut().poll(&mut context);
+        good &= matches!(waited, Poll::Ready(Ok(Some(_))));
         good
     };
     // What is set up once (the thread's counters, the choice of a copy) is set up here.
